@@ -1,0 +1,1 @@
+"""What a private mechanism guarantees: sensitivity, zCDP, (epsilon, delta), statements."""

@@ -1,0 +1,1 @@
+"""Correlated noise for private prefix sums, one interface for every mechanism."""

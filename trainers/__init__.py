@@ -1,0 +1,1 @@
+"""Data, models, loops, checkpoints and command lines of the three systems."""

@@ -1,0 +1,1 @@
+"""What the trainers share: readers, checkpoints, metrics, pictures."""

@@ -1,0 +1,1 @@
+"""Sentence-private document embeddings: DeepCandidate and what came after it."""

@@ -1,0 +1,1 @@
+"""Keyboard language models trained by simulated federated learning with DP-FTRL."""

@@ -1,0 +1,1 @@
+"""Federated nearest-neighbour translation: FedNN, encrypted datastores, adaptive kNN-MT."""
