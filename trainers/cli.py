@@ -1,0 +1,52 @@
+"""The console command `jaxpriv`: finds the area's own command line and loads nothing else."""
+
+import importlib
+import os
+import sys
+
+AREAS = {
+    "keyboard": ("trainers.keyboard.cli", "private keyboard language models: train, evaluate"),
+    "documents": ("trainers.documents.cli", "sentence-private document embeddings: fit, release, evaluate"),
+    "translation": ("trainers.translation.cli", "federated nearest-neighbour translation"),
+    "account": (
+        "accounting.cli",
+        "privacy accounting, without jax: tree, matrix, convert, plan, report, ...",
+    ),
+    "data": ("trainers.common.data_cli", "list, prepare and inspect data"),
+}
+
+
+def usage() -> str:
+    rows = "\n".join(f"  {name:<12} {text}" for name, (_, text) in AREAS.items())
+    return f"usage: jaxpriv AREA COMMAND [OPTIONS]\n\nareas:\n{rows}\n\n`jaxpriv AREA --help` lists its commands."
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; bad input ends with one line on standard error and status 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if argv[0] == "--version":
+        from importlib.metadata import version
+
+        print(version("jaxpriv"))
+        return 0
+    if argv[0] not in AREAS:
+        print(f"jaxpriv: unknown area {argv[0]!r}; choose one of {', '.join(AREAS)}", file=sys.stderr)
+        return 2
+    try:
+        return importlib.import_module(AREAS[argv[0]][0]).main(argv[1:])
+    except (ValueError, OSError) as error:
+        # ValueError is what the libraries raise for settings they refuse; JAXPRIV_TRACEBACK=1 shows where.
+        if os.environ.get("JAXPRIV_TRACEBACK"):
+            raise
+        print(f"jaxpriv {argv[0]}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"jaxpriv {argv[0]}: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Command lines built by tyro from config dataclasses, with one-line errors and a JSON last line."""
+
+import contextlib
+import io
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from trainers.common import metrics
+from trainers.common.errors import InputError
+
+C = TypeVar("C")
+
+
+def parse(
+    config: type[C], argv: Sequence[str], *, prog: str, presets: Mapping[str, C], description: str
+) -> C:
+    """Reads `argv` into a config; `--preset NAME` chooses the defaults that the other options change.
+
+    Raises:
+      InputError: unknown option or value, as one line. `--help` prints and exits with 0.
+    """
+    import tyro
+
+    rest, name = list(argv), next(iter(presets))
+    for i, word in enumerate(rest):
+        if word == "--preset" or word.startswith("--preset="):
+            if word == "--preset" and i + 1 == len(rest):
+                raise InputError(f"{prog}: --preset needs a name: one of {', '.join(presets)}")
+            name = rest[i + 1] if word == "--preset" else word.partition("=")[2]
+            del rest[i : i + (2 if word == "--preset" else 1)]
+            break
+    if name not in presets:
+        raise InputError(f"{prog}: unknown preset {name!r}; choose one of {', '.join(presets)}")
+    listed = f"{description}\n\n--preset {{{','.join(presets)}}} chooses the defaults below (now: {name})."
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(captured):
+            return tyro.cli(
+                config,
+                args=rest,
+                default=presets[name],
+                prog=prog,
+                description=listed,
+                config=(tyro.conf.OmitArgPrefixes,),
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise InputError(f"{prog}: {one_line(captured.getvalue())}") from None
+
+
+def one_line(box: str) -> str:
+    """The words of tyro's boxed message, on one line."""
+    text = re.sub(r"[─-╿]", " ", box)
+    text = re.sub(r"\s+", " ", text).strip()
+    return text.removeprefix("Parsing error").strip() or "the options could not be read; see --help"
+
+
+def finish(result: dict[str, Any], *, as_json: bool, text: str) -> None:
+    """Prints a command's outcome: the text for a person, or with `--json` one object as the last line."""
+    if as_json:
+        print(text, file=sys.stderr)
+        print(json.dumps(metrics.plain(result), allow_nan=False), flush=True)
+    else:
+        print(text, flush=True)
