@@ -18,7 +18,12 @@ AREAS = {
 
 def usage() -> str:
     rows = "\n".join(f"  {name:<12} {text}" for name, (_, text) in AREAS.items())
-    return f"usage: jaxpriv AREA COMMAND [OPTIONS]\n\nareas:\n{rows}\n\n`jaxpriv AREA --help` lists its commands."
+    lines = (
+        "usage: jaxpriv AREA COMMAND [OPTIONS]",
+        "areas:\n" + rows,
+        "`jaxpriv AREA --help` lists its commands.",
+    )
+    return "\n\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
