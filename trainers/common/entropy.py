@@ -7,7 +7,7 @@ import numpy as np
 
 
 def secret_words() -> np.ndarray:
-    """256 bits from the operating system, uint32 [8]. They live in the private checkpoint and nowhere else."""
+    """256 bits from the operating system, uint32 [8]. They live in the private checkpoint only."""
     return np.frombuffer(os.urandom(32), np.uint32).copy()
 
 
