@@ -1,0 +1,153 @@
+"""Checkpoints of a whole training state: private, atomic, verified before they are trusted.
+
+A checkpoint is a folder `<folder>/<step>`: the arrays (written by orbax), `facts.json` (what a resumed run
+must agree with) and `digests.json` (size and SHA-256 of every other file). It is written aside and renamed,
+so a killed process leaves either the whole of it or a hidden temporary folder that the next save removes. A
+checkpoint with a missing, shortened or changed file is never used: the newest whole one before it is.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import warnings
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from trainers.common import files, metrics
+from trainers.common.errors import InputError
+
+T = TypeVar("T")
+ARRAYS, FACTS, DIGESTS = "arrays", "facts.json", "digests.json"
+
+
+def _to_host(leaf: Any) -> np.ndarray:
+    """A copy on the host, so that later donation of the buffer cannot reach what is being written."""
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.array(leaf, copy=True)
+
+
+def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [(f"{i:04d}{jax.tree_util.keystr(path)}", leaf) for i, (path, leaf) in enumerate(leaves)]
+
+
+def _file_name(leaf_name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "." for c in leaf_name)
+
+
+def _digests(folder: pathlib.Path) -> dict[str, list[Any]]:
+    found = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / DIGESTS)
+    return {p.relative_to(folder).as_posix(): [p.stat().st_size, files.digest(p)] for p in found}
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def steps(folder: files.PathLike) -> list[int]:
+    """Steps that have a checkpoint folder, whole or not, in rising order."""
+    root = pathlib.Path(folder)
+    if not root.is_dir():
+        return []
+    return sorted(int(p.name) for p in root.iterdir() if p.is_dir() and p.name.isdecimal())
+
+
+def is_whole(folder: files.PathLike, step: int) -> bool:
+    """True when every file of the checkpoint is there with the size and the SHA-256 it was written with."""
+    place = pathlib.Path(folder, str(step))
+    try:
+        recorded = json.loads((place / DIGESTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return recorded == _digests(place)
+
+
+def save(folder: files.PathLike, step: int, tree: Any, *, facts: dict[str, Any], keep: int = 2) -> None:
+    """Writes `tree` (arrays and typed keys) and `facts` as the checkpoint of `step`; keeps the newest `keep`.
+
+    An older checkpoint of the same step, whole or damaged, is replaced. The folder is readable by its owner
+    only, because the state holds the secret noise key.
+    """
+    root = pathlib.Path(folder).resolve()
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chmod(root, 0o700)
+    for left_over in root.glob(".aside-*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    aside, place = root / f".aside-{step}", root / str(step)
+    aside.mkdir(mode=0o700)
+    ocp.save(aside / ARRAYS, {_file_name(name): _to_host(leaf) for name, leaf in _named_leaves(tree)})
+    with files.atomic_write(aside / FACTS) as file:
+        json.dump(metrics.plain(facts), file, indent=1)
+    recorded = _digests(aside)
+    with files.atomic_write(aside / DIGESTS) as file:
+        json.dump(recorded, file, indent=1)
+    _sync_folder(aside)
+    if place.exists():
+        replaced = root / f".aside-replaced-{step}"
+        os.rename(place, replaced)
+        os.rename(aside, place)
+        shutil.rmtree(replaced)
+    else:
+        os.rename(aside, place)
+    _sync_folder(root)
+    for old in [s for s in steps(root) if s < step][: -(keep - 1) or None]:
+        shutil.rmtree(root / str(old))
+
+
+def read_facts(folder: files.PathLike, step: int) -> dict[str, Any]:
+    return json.loads(pathlib.Path(folder, str(step), FACTS).read_text(encoding="utf-8"))
+
+
+def latest(folder: files.PathLike) -> int | None:
+    """The newest whole checkpoint's step; a warning names every newer one that is damaged."""
+    for step in reversed(steps(folder)):
+        if is_whole(folder, step):
+            return step
+        warnings.warn(
+            f"checkpoint {step} in {folder} is incomplete or damaged; using an older one", stacklevel=2
+        )
+    return None
+
+
+def load(folder: files.PathLike, step: int, like: T) -> T:
+    """The state saved at `step`, in the structure of `like` (whose shapes and dtypes it must have).
+
+    Raises:
+      InputError: the checkpoint is damaged, or belongs to a state of another shape.
+    """
+    place = pathlib.Path(folder, str(step)).resolve()
+    if not is_whole(folder, step):
+        raise InputError(f"checkpoint {place} is incomplete or damaged; remove it to use an older one")
+    arrays = ocp.load(place / ARRAYS)
+    named = _named_leaves(like)
+    expected = {_file_name(name): leaf for name, leaf in named}
+    if set(arrays) != set(expected):
+        raise InputError(
+            f"checkpoint {place} holds another kind of state (model, optimizer or mechanism changed)"
+        )
+    leaves = []
+    for name, leaf in expected.items():
+        value = np.asarray(arrays[name])
+        is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        template = jax.random.key_data(leaf) if is_key else leaf
+        shape, dtype = np.shape(template), np.asarray(template).dtype
+        if value.shape != shape or value.dtype != dtype:
+            raise InputError(
+                f"checkpoint {place}: {name} is {value.dtype}{list(value.shape)}, "
+                f"this run needs {dtype}{list(shape)}"
+            )
+        if is_key:
+            value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
+        elif isinstance(leaf, jax.Array):
+            value = jax.numpy.asarray(value)
+        leaves.append(value)
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
