@@ -1,0 +1,68 @@
+"""Pictures of a run: curves with reference lines, and matrices. Written whole, without a display."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainers.common import files
+
+Series = tuple[Sequence[float], Sequence[float]]
+
+
+def figure(columns: int = 1, *, width: float = 5.2, height: float = 3.6) -> tuple[Any, list[Any]]:
+    """A figure that needs no display, and its axes in one row."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width * columns, height), layout="constrained", dpi=120)
+    FigureCanvasAgg(made)
+    return made, [made.add_subplot(1, columns, i + 1) for i in range(columns)]
+
+
+def curves(
+    axis: Any,
+    series: Mapping[str, Series],
+    *,
+    xlabel: str,
+    ylabel: str,
+    lines: Mapping[str, float] | None = None,
+    title: str | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> None:
+    """Draws labelled curves on `axis`; `lines` are horizontal references with their labels."""
+    for label, (x, y) in series.items():
+        axis.plot(x, y, label=label, linewidth=1.6, marker="o" if len(x) < 12 else None, markersize=3.5)
+    for i, (label, level) in enumerate((lines or {}).items()):
+        axis.axhline(level, color="0.35", linestyle=("--", ":", "-.")[i % 3], linewidth=1.1, label=label)
+    axis.set_xlabel(xlabel)
+    axis.set_ylabel(ylabel)
+    if title:
+        axis.set_title(title, fontsize=10)
+    if log_x:
+        axis.set_xscale("log")
+    if log_y:
+        axis.set_yscale("log")
+    axis.grid(alpha=0.25)
+    if series or lines:
+        axis.legend(fontsize=8, frameon=False)
+
+
+def matrix(axis: Any, values: np.ndarray, *, xlabel: str, ylabel: str, title: str | None = None) -> None:
+    """Draws a matrix as a picture with zero in the middle of the colour scale."""
+    largest = float(np.abs(values).max()) or 1.0
+    shown = axis.imshow(values, cmap="RdBu_r", vmin=-largest, vmax=largest, interpolation="nearest")
+    axis.figure.colorbar(shown, ax=axis, shrink=0.8)
+    axis.set_xlabel(xlabel)
+    axis.set_ylabel(ylabel)
+    if title:
+        axis.set_title(title, fontsize=10)
+
+
+def save(made: Any, path: files.PathLike) -> None:
+    """Writes the figure as PNG (by the name's ending: also PDF, SVG), whole or not at all."""
+    kind = pathlib.Path(path).suffix.lstrip(".") or "png"
+    with files.atomic_write(path, "wb") as file:
+        made.savefig(file, format=kind)

@@ -1,0 +1,196 @@
+"""Settings of a keyboard run: one frozen dataclass, four presets."""
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Train a next-word model by simulated federated learning with DP-FTRL."""
+
+    data: str
+    """Private clients: a parquet, JSONL, CSV, LEAF or TFF SQLite file, or `docstrings` (embedded: docstrings of
+    installed Python packages, one client per module)."""
+    public: str
+    """Public text for the vocabulary (and the public n-gram): a file, `docstrings`, or `none`."""
+    vocabulary: str
+    """Word list (TSV, most frequent first), or `public` to count the words of the public text."""
+    vocabulary_size: int
+    """Words in the vocabulary, special tokens not counted."""
+    run_dir: str
+    """Folder for everything the run writes; it must not exist, unless --resume is given."""
+
+    rounds: int
+    """Released rounds T: leaves of the noise mechanism."""
+    report_goal: int
+    """Clients whose update enters a round (m); the fixed divisor of every sum."""
+    noise_multiplier: float
+    """Standard deviation of one underlying Gaussian on the sum, divided by the clip norm (z)."""
+    mechanism: Literal["none", "independent", "tree", "tree_reduced", "blt", "banded"]
+    """Noise mechanism; `none` adds no noise and has no guarantee."""
+    restarts: tuple[int, ...]
+    """A new tree (or strategy segment) starts after each of these round counts."""
+    completion: bool
+    """Pad a tree with empty leaves before a restart (tree mechanisms only)."""
+    clip: Literal["fixed", "adaptive"]
+    """`adaptive`: the clip norm becomes the private quantile estimate at every restart."""
+    clip_norm: float
+    """Clip norm C (L2 norm of a whole update); with --clip adaptive the first one."""
+    clip_quantile: float
+    """Quantile of update norms that adaptive clipping follows (0 to 1)."""
+    clip_learning_rate: float
+    """Geometric learning rate of the quantile estimate."""
+    clipped_count_stddev: float | None
+    """Standard deviation of the noise on the count of clipped clients; None: report goal / 20."""
+    min_separation: int | None
+    """Least difference b between the numbers of two rounds of one client; None: the most the population allows."""
+    max_participations: int | None
+    """Most rounds one client takes part in; None: as many as the separation allows."""
+    adjacency: Literal["zero-out", "add-remove", "replace-one"]
+    """Neighbouring runs: one client's every message becomes zero, is absent, or is anything else."""
+    delta: float
+    """Probability parameter of the (epsilon, delta) statement."""
+    deployment_report_goal: int
+    """Report goal of the deployment that the statement compares with, at the same noise per client z / m."""
+    deployment_population: int
+    """Devices of that deployment."""
+
+    over_selection: float
+    """Extra clients selected per round, as a fraction of the report goal; those cut off still start their timer."""
+    drop_out: float
+    """Probability that a selected client fails to report (0 to 1)."""
+    availability: Literal["constant", "diurnal"]
+    """Which clients can be reached: all, or by the hour of day (the data's `hour` column if it has one)."""
+
+    local_epochs: int
+    """Passes over a client's own examples per round (E)."""
+    batch_size: int
+    """Examples per local SGD step."""
+    client_learning_rate: float
+    """Learning rate of local SGD."""
+    server_learning_rate: float
+    """Learning rate of the server's SGD on the noised mean."""
+    server_momentum: float
+    """Momentum of the server's SGD."""
+    max_examples: int
+    """Examples used per client at most."""
+    sequence_length: int
+    """Tokens kept per example, begin and end marks not counted."""
+
+    embedding_size: int
+    """Width of the embedding and of the projected LSTM output."""
+    hidden_size: int
+    """CIFG-LSTM cells."""
+    shared_embeddings: bool
+    """One table for input and output embeddings instead of two."""
+
+    seed: int
+    """Public randomness: initial values, cohorts, schedules (0 to 2^32 - 1). Never the noise."""
+    insecure_noise_seed: int | None
+    """Tests and reproducible pictures only: the noise comes from this seed and there is no guarantee."""
+    chunk_size: int
+    """Clients computed at once: 1 is fastest on CPU, large on accelerators; changes speed and memory only."""
+    devices: int | None
+    """Devices of the `clients` mesh; None: all there are (on CPU: one)."""
+    compare: bool
+    """Also train the same model without noise, and the n-gram, for the closing table."""
+    evaluate_every: int
+    """Rounds between evaluations on held-out clients."""
+    evaluation_examples: int
+    """Held-out examples used at each evaluation during training; the last one uses all."""
+    checkpoint_every: int
+    """Rounds between checkpoints."""
+    resume: bool
+    """Go on from the newest whole checkpoint in --run-dir."""
+    json: bool
+    """Print one JSON object as the last line of standard output; everything else goes to standard error."""
+
+
+DEMO = Config(
+    data="docstrings",
+    public="docstrings",
+    vocabulary="public",
+    vocabulary_size=2000,
+    run_dir="runs/keyboard",
+    rounds=120,
+    report_goal=50,
+    noise_multiplier=0.3,
+    mechanism="tree_reduced",
+    restarts=(),
+    completion=False,
+    clip="fixed",
+    clip_norm=1.0,
+    clip_quantile=0.5,
+    clip_learning_rate=0.2,
+    clipped_count_stddev=None,
+    min_separation=None,
+    max_participations=None,
+    adjacency="zero-out",
+    delta=1e-6,
+    deployment_report_goal=6500,
+    deployment_population=4_000_000,
+    over_selection=0.0,
+    drop_out=0.0,
+    availability="constant",
+    local_epochs=1,
+    batch_size=16,
+    client_learning_rate=0.5,
+    server_learning_rate=1.0,
+    server_momentum=0.9,
+    max_examples=256,
+    sequence_length=20,
+    embedding_size=64,
+    hidden_size=128,
+    shared_embeddings=False,
+    seed=0,
+    insecure_noise_seed=None,
+    chunk_size=1,
+    devices=None,
+    compare=True,
+    evaluate_every=10,
+    evaluation_examples=2000,
+    checkpoint_every=20,
+    resume=False,
+    json=False,
+)
+TINY = dataclasses.replace(
+    DEMO,
+    vocabulary_size=200,
+    rounds=4,
+    report_goal=5,
+    batch_size=4,
+    max_examples=8,
+    embedding_size=8,
+    hidden_size=16,
+    evaluate_every=2,
+    evaluation_examples=64,
+    checkpoint_every=2,
+)
+IRC = dataclasses.replace(
+    DEMO,
+    vocabulary_size=4000,
+    rounds=800,
+    report_goal=100,
+    noise_multiplier=0.108,
+    delta=1e-10,
+    embedding_size=96,
+    hidden_size=256,
+    evaluate_every=25,
+    checkpoint_every=25,
+    compare=False,
+)
+PAPER = dataclasses.replace(
+    IRC,
+    vocabulary_size=10_000,
+    rounds=2000,
+    report_goal=6500,
+    noise_multiplier=7.0,
+    hidden_size=670,
+    chunk_size=64,
+)
+# Sizes of the presets:   tiny          demo           irc              paper
+#   embedding x hidden    8 x 16        64 x 128       96 x 256         96 x 670
+#   words                 200           2,000          4,000            10,000
+#   rounds x report goal  4 x 5         120 x 50       800 x 100        2,000 x 6,500
+#   noise multiplier      0.3           0.3            0.108            7
+PRESETS = {"demo": DEMO, "tiny": TINY, "irc": IRC, "paper": PAPER}
