@@ -9,7 +9,7 @@ class Config:
     """Train a next-word model by simulated federated learning with DP-FTRL."""
 
     data: str
-    """Private clients: a parquet, JSONL, CSV, LEAF or TFF SQLite file, or `docstrings` (embedded: docstrings of
+    """Private clients: a parquet, JSONL, CSV, LEAF or TFF SQLite file, or `docstrings` (embedded: those of
     installed Python packages, one client per module)."""
     public: str
     """Public text for the vocabulary (and the public n-gram): a file, `docstrings`, or `none`."""
@@ -43,7 +43,7 @@ class Config:
     clipped_count_stddev: float | None
     """Standard deviation of the noise on the count of clipped clients; None: report goal / 20."""
     min_separation: int | None
-    """Least difference b between the numbers of two rounds of one client; None: the most the population allows."""
+    """Least difference b between two rounds of one client; None: the most the population allows."""
     max_participations: int | None
     """Most rounds one client takes part in; None: as many as the separation allows."""
     adjacency: Literal["zero-out", "add-remove", "replace-one"]
@@ -56,7 +56,7 @@ class Config:
     """Devices of that deployment."""
 
     over_selection: float
-    """Extra clients selected per round, as a fraction of the report goal; those cut off still start their timer."""
+    """Extra clients selected, as a fraction of the report goal; those cut off still start their timer."""
     drop_out: float
     """Probability that a selected client fails to report (0 to 1)."""
     availability: Literal["constant", "diurnal"]
