@@ -23,7 +23,7 @@ def atomic_write(path: PathLike, mode: str = "w", *, permissions: int = 0o644) -
       permissions: of the finished file; 0o600 for secrets.
     """
     target = pathlib.Path(path)
-    text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+    text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     descriptor, aside = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     try:
         with os.fdopen(descriptor, mode, **text) as file:
