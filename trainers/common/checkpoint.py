@@ -14,6 +14,7 @@ import warnings
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
@@ -24,9 +25,13 @@ T = TypeVar("T")
 ARRAYS, FACTS, DIGESTS = "arrays", "facts.json", "digests.json"
 
 
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
 def _to_host(leaf: Any) -> np.ndarray:
     """A copy on the host, so that later donation of the buffer cannot reach what is being written."""
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if _is_key(leaf):
         leaf = jax.random.key_data(leaf)
     return np.array(leaf, copy=True)
 
@@ -84,7 +89,7 @@ def save(folder: files.PathLike, step: int, tree: Any, *, facts: dict[str, Any],
         shutil.rmtree(left_over, ignore_errors=True)
     aside, place = root / f".aside-{step}", root / str(step)
     aside.mkdir(mode=0o700)
-    ocp.save(aside / ARRAYS, {_file_name(name): _to_host(leaf) for name, leaf in _named_leaves(tree)})
+    ocp.save(str(aside / ARRAYS), {_file_name(name): _to_host(leaf) for name, leaf in _named_leaves(tree)})
     with files.atomic_write(aside / FACTS) as file:
         json.dump(metrics.plain(facts), file, indent=1)
     recorded = _digests(aside)
@@ -127,7 +132,7 @@ def load(folder: files.PathLike, step: int, like: T) -> T:
     place = pathlib.Path(folder, str(step)).resolve()
     if not is_whole(folder, step):
         raise InputError(f"checkpoint {place} is incomplete or damaged; remove it to use an older one")
-    arrays = ocp.load(place / ARRAYS)
+    arrays = ocp.load(str(place / ARRAYS))
     named = _named_leaves(like)
     expected = {_file_name(name): leaf for name, leaf in named}
     if set(arrays) != set(expected):
@@ -137,7 +142,7 @@ def load(folder: files.PathLike, step: int, like: T) -> T:
     leaves = []
     for name, leaf in expected.items():
         value = np.asarray(arrays[name])
-        is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        is_key = _is_key(leaf)
         template = jax.random.key_data(leaf) if is_key else leaf
         shape, dtype = np.shape(template), np.asarray(template).dtype
         if value.shape != shape or value.dtype != dtype:
@@ -146,8 +151,8 @@ def load(folder: files.PathLike, step: int, like: T) -> T:
                 f"this run needs {dtype}{list(shape)}"
             )
         if is_key:
-            value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
+            value = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(leaf))
         elif isinstance(leaf, jax.Array):
-            value = jax.numpy.asarray(value)
+            value = jnp.asarray(value)
         leaves.append(value)
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)

@@ -3,6 +3,7 @@
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -21,7 +22,7 @@ def key_from_words(words: np.ndarray) -> jax.Array:
     words = np.asarray(words, np.uint32)
     if words.shape != (8,):
         raise ValueError(f"words must be uint32 [8], got shape {words.shape}")
-    key = jax.random.wrap_key_data(words[:2], impl="threefry2x32")
+    key = jax.random.wrap_key_data(jnp.asarray(words[:2]), impl="threefry2x32")
     for word in words[2:]:
         key = jax.random.fold_in(key, word)
     return key
