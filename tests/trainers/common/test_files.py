@@ -1,0 +1,144 @@
+"""Files that are whole or absent, metrics that survive a kill, commands that refuse in one line."""
+
+import dataclasses
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from tests import notebooks
+from trainers import cli
+from trainers.common import command, entropy, files, metrics
+from trainers.common.errors import InputError
+
+ROOT = notebooks.COLAB.parent
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("old")
+
+    def fail():
+        with files.atomic_write(path) as file:
+            file.write("half")
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_secrets_can_be_written_for_the_owner_only(tmp_path):
+    with files.atomic_write(tmp_path / "key", "wb", permissions=0o600) as file:
+        file.write(b"\0" * 32)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("kind", ["absent", "folder", "empty"])
+def test_unusable_paths_are_named(tmp_path, kind):
+    path = tmp_path / kind
+    if kind == "folder":
+        path.mkdir()
+    if kind == "empty":
+        path.touch()
+    with pytest.raises(InputError, match=str(path)):
+        files.existing_file(path, "data file")
+
+
+def test_digest_of_tells_where_one_part_ends():
+    assert files.digest_of("ab", "c") != files.digest_of("a", "bc")
+
+
+def test_metrics_skip_a_torn_last_line_and_refuse_a_bad_one(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with metrics.Writer(path) as writer:
+        writer.write(round=0, loss=np.float32(1.5))
+        writer.write(round=1, loss=float("nan"))
+    with open(path, "a") as file:
+        file.write('{"round": 2, "lo')
+    assert metrics.read(path) == [{"round": 0, "loss": 1.5}, {"round": 1, "loss": None}]
+    metrics.truncate(path, before_round=1)
+    assert path.read_text() == '{"round": 0, "loss": 1.5}\n'
+    path.write_text('{"round": 0}\n{bad\n{"round": 1}\n')
+    with pytest.raises(InputError, match="line 2"):
+        metrics.read(path)
+
+
+def test_every_word_of_the_secret_changes_the_key():
+    words = np.arange(8, dtype=np.uint32)
+    base = jax.random.key_data(entropy.key_from_words(words)).tobytes()
+    for i in range(8):
+        changed = words.copy()
+        changed[i] ^= 1
+        assert jax.random.key_data(entropy.key_from_words(changed)).tobytes() != base
+    assert entropy.secret_words().tobytes() != entropy.secret_words().tobytes()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of a test."""
+
+    rounds: int
+    """Rounds."""
+    restarts: tuple[int, ...]
+    """Restarts."""
+    resume: bool
+    """Resume."""
+
+
+PRESETS = {
+    "demo": Settings(rounds=3, restarts=(), resume=False),
+    "big": Settings(rounds=9, restarts=(), resume=False),
+}
+
+
+def parse(*argv):
+    return command.parse(Settings, argv, prog="test", presets=PRESETS, description="A test.")
+
+
+def test_presets_give_defaults_that_options_change():
+    assert parse() == PRESETS["demo"]
+    assert parse("--preset", "big", "--restarts", "2", "5", "--resume") == Settings(
+        rounds=9, restarts=(2, 5), resume=True
+    )
+
+
+@pytest.mark.parametrize("argv", [("--rounds", "x"), ("--no-such", "1"), ("--preset", "huge"), ("--preset",)])
+def test_unreadable_options_give_one_line(argv):
+    with pytest.raises(InputError) as caught:
+        parse(*argv)
+    assert "\n" not in str(caught.value)
+    assert any(word.strip("-") in str(caught.value) for word in argv)
+
+
+def test_unknown_area_exits_with_2(capsys):
+    assert cli.main(["keybord"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_refusals_of_a_command_are_one_line(capsys, monkeypatch):
+    def main(argv):
+        raise ValueError("noise_multiplier must be positive,\n got -1")
+
+    monkeypatch.setitem(sys.modules, "trainers.keyboard.cli", type("M", (), {"main": staticmethod(main)}))
+    assert cli.main(["keyboard"]) == 2
+    assert capsys.readouterr().err == "jaxpriv keyboard: noise_multiplier must be positive, got -1\n"
+
+
+def test_help_loads_no_jax():
+    code = "import sys; from trainers import cli; cli.main(['--help']); print('jax' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert out.stdout.splitlines()[-1] == "False"
+
+
+def test_json_ends_standard_output(capsys):
+    command.finish({"rho": np.float64(0.5), "epsilon": float("inf")}, as_json=True, text="a table")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.splitlines()[-1]) == {"rho": 0.5, "epsilon": None}
+    assert captured.err == "a table\n"
