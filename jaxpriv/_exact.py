@@ -101,7 +101,10 @@ def _gaussian_table(stddev: float) -> np.ndarray:
     running, rows = -weights[0], []
     for weight in weights:
         running += 2 * weight
-        rows.append(min((running << _GAUSSIAN_BITS) // total, (1 << _GAUSSIAN_BITS) - 1))
+        rows.append((running << _GAUSSIAN_BITS) // total)
+        if rows[-1] >= (1 << _GAUSSIAN_BITS) - 1:
+            break
+    rows[-1] = (1 << _GAUSSIAN_BITS) - 1
     return np.array([[(row >> shift) & 0xFFFFFFFF for shift in (96, 64, 32, 0)] for row in rows], np.uint32)
 
 
@@ -138,7 +141,7 @@ def _level_weights(step: float, num_levels: int) -> np.ndarray:
 
 
 def categorical_by_level(
-    key: Key[Array, ""], counts: Int[Array, " levels"], weights: UInt32[Array | np.ndarray, "levels limbs"]
+    key: Key[Array, ""], counts: Int[Array, " levels"], weights: UInt32[Array | np.ndarray, "rows limbs"]
 ) -> Int32[Array, ""]:
     """Draws a level with P[j] proportional to `counts[j] * exp(step * j)`, in integers throughout.
 

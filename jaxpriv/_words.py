@@ -6,6 +6,9 @@ a block instead of their exclusive or. Counters follow an element's place in the
 the same however the array is sharded.
 """
 
+import math
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -15,10 +18,14 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 def words(key, shape: tuple[int, ...], num: int = 2) -> list:
     """`num` independent uniform uint32 arrays of `shape`."""
-    size = 1
-    for length in shape:
-        size *= length
-    if size > 2**32:
+    block = blocks(key, shape)
+    out = [word for number in range((num + 1) // 2) for word in block(number)]
+    return out[:num]
+
+
+def blocks(key, shape: tuple[int, ...]) -> Callable:
+    """A function from a block's number (an int or a traced one) to two uniform uint32 arrays of `shape`."""
+    if math.prod(shape) > 2**32:
         raise ValueError(f"one draw holds at most 2**32 values, got {shape=}; split it")
     # A key of this draw's own: jax.random.split and fold_in hash counters under `key` itself.
     k0, k1 = jax.random.bits(key, (2,), jnp.uint32)
@@ -27,10 +34,7 @@ def words(key, shape: tuple[int, ...], num: int = 2) -> list:
     for axis in reversed(range(len(shape))):
         place = place + lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride % 2**32)
         stride *= shape[axis]
-    out = []
-    for block in range((num + 1) // 2):
-        out.extend(threefry(k0, k1, jnp.full(shape, block, jnp.uint32), place))
-    return out[:num]
+    return lambda number: threefry(k0, k1, jnp.full(shape, number, jnp.uint32), place)
 
 
 def threefry(k0, k1, x0, x1):

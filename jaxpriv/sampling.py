@@ -22,7 +22,7 @@ from jaxpriv._exact import (
     level_log_probabilities,
     level_weights,
 )
-from jaxpriv._words import words
+from jaxpriv._words import blocks, words
 
 __all__ = [
     "categorical_by_level",
@@ -190,9 +190,9 @@ def _laplace(key, shape):
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _gamma(key, num, shape):
-    subkeys = jax.random.split(key, num)
+    block = blocks(key, shape)
 
     def add(i, total):
-        return total + exponential_from_words(*words(subkeys[i], shape))
+        return total + exponential_from_words(*block(i))
 
     return lax.fori_loop(0, num, add, jnp.zeros(shape, jnp.float32))

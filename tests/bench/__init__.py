@@ -1,0 +1,1 @@
+"""Benchmarks: print tables, assert nothing. `python -m tests.bench [NAME ...]`."""
