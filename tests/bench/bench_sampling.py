@@ -1,4 +1,4 @@
-"""Time of the samplers, beside jax.random in the same run. CPU seconds of the whole process, median of several."""
+"""Time of the samplers beside jax.random in the same run: CPU time of the process, median of several."""
 
 import jax
 import jax.numpy as jnp
