@@ -1,0 +1,189 @@
+"""Every row of the reference tables (../shared/oracle/accounting), at the tolerances of its README."""
+
+import csv
+import math
+
+import pytest
+
+import accounting
+from accounting import strategies
+
+ROUNDS_OF_EVERY = {"every 1 rounds": 1, "every 64 rounds": 64}
+
+
+@pytest.fixture(scope="module")
+def rows(shared):
+    def read(name):
+        with (shared / "oracle" / "accounting" / name).open(newline="") as file:
+            found = list(csv.DictReader(file))
+        assert found
+        return found
+
+    return read
+
+
+def tree(n, b, k, *, z=1.0, restarts=(), completion=False):
+    return accounting.TreeAggregation(
+        noise_multiplier=z,
+        num_rounds=n,
+        min_separation=b,
+        max_participations=k,
+        restarts=restarts,
+        completion=completion,
+        adjacency="zero-out",
+    )
+
+
+def assert_exact_epsilon(eps, true):
+    """Between the true value and 1e-9 x eps + 1e-12 above it."""
+    assert true * (1 - 1e-12) <= eps <= true * (1 + 1e-9) + 1e-12
+
+
+def assert_printed(value, printed, digits=9):
+    """Equal to a reference printed with `digits` significant digits."""
+    assert value == pytest.approx(printed, rel=0.6 * 10 ** (1 - digits))
+
+
+def test_zcdp_to_eps(rows):
+    for row in rows("zcdp_to_eps.csv"):
+        rho, delta = float(row["rho"]), float(row["delta"])
+        eps = accounting.epsilon_from_rho(rho, delta=delta, known="gaussian")
+        assert_exact_epsilon(eps, float(row["eps_gaussian_exact"]))
+        cks = accounting.epsilon_from_rho(rho, delta=delta, known="zcdp")
+        assert cks == pytest.approx(float(row["eps_zcdp_cks2020"]), rel=1e-9)
+        assert eps < cks < float(row["eps_bs2016_lemma3_6"])
+        assert eps <= float(row["eps_pld_default"])
+
+
+def test_tree_sensitivity(rows):
+    for row in rows("tree_sensitivity.csv"):
+        run = tree(
+            int(row["n"]),
+            int(row["min_sep_b"]),
+            int(row["max_part"]),
+            completion=row["variant"] == "padded_pow2",
+        )
+        squared = accounting.squared_sensitivity(run)
+        assert isinstance(squared, int)
+        assert squared == float(row["sens_sq"]), row["case"]
+        assert run.participations == int(row["k_possible"])
+        assert accounting.rho(run) == pytest.approx(float(row["rho_z1"]), rel=1e-12)
+        seven = tree(run.num_rounds, run.separation, run.participations, z=7, completion=run.completion)
+        assert accounting.rho(seven) == pytest.approx(float(row["rho_z7"]), rel=1e-12)
+        assert_printed(accounting.epsilon(seven, delta=1e-10), float(row["eps_z7_delta1e-10"]))
+
+
+def test_tree_restart(rows):
+    for row in rows("tree_restart.csv"):
+        n, text = int(row["rounds"]), row["restart_rounds"]
+        restarts = (
+            range(ROUNDS_OF_EVERY[text], n, ROUNDS_OF_EVERY[text])
+            if text in ROUNDS_OF_EVERY
+            else map(int, text.split())
+        )
+        run = tree(
+            n,
+            int(row["min_sep_b"]),
+            int(row["max_part"]),
+            z=float(row["noise_multiplier"]),
+            restarts=tuple(restarts),
+        )
+        assert accounting.squared_sensitivity(run) == float(row["sens_sq_exact"]), row["case"]
+        assert accounting.rho(run) == pytest.approx(float(row["rho_exact"]), rel=1e-12)
+        assert_printed(accounting.epsilon(run, delta=1e-10), float(row["eps_exact_delta1e-10"]))
+        assert accounting.squared_sensitivity(run) <= float(row["sens_sq_sum_of_trees"])
+
+
+def test_gboard_table(rows):
+    for row in rows("gboard_table.csv"):
+        rho, eps = float(row["rho"]), float(row["eps_exact"])
+        if "MF" not in row["model"]:
+            n, s, k = int(row["rounds"]), int(row["min_sep_gap"]), int(row["max_part"])
+            run = accounting.TreeAggregation(
+                noise_multiplier=float(row["noise_multiplier"]),
+                num_rounds=n,
+                rounds_between=s,
+                max_participations=k,
+                adjacency="zero-out",
+            )
+            assert accounting.squared_sensitivity(run) == float(row["sens_sq"])
+            assert f"{accounting.rho(run):.2f}" == row["printed_rho"]
+            assert_printed(accounting.rho(run), rho)
+            eps_run = accounting.epsilon(run, delta=1e-10)
+            assert_printed(eps_run, eps)
+            assert_printed(accounting.epsilon(run, delta=1e-10, method="cks"), float(row["eps_cks"]))
+        else:
+            squared = 2 * rho * float(row["noise_multiplier"]) ** 2
+            assert_printed(squared, float(row["sens_sq"]), 1)
+        rounded = float(row["printed_rho"])
+        eps_rounded = accounting.epsilon_from_rho(rounded, delta=1e-10, known="gaussian")
+        assert_printed(eps_rounded, float(row["eps_exact_of_rounded_rho"]))
+
+
+def test_minsep_population(rows):
+    for row in rows("minsep_population.csv"):
+        b = accounting.max_separation(int(row["population"]), int(row["report_goal"]))
+        assert b == int(row["min_sep_gap_max"]) + 1
+        run = tree(int(row["rounds"]), b, None, z=float(row["noise_multiplier"]))
+        assert run.participations == int(row["max_part"])
+        assert accounting.squared_sensitivity(run) == float(row["sens_sq"])
+        assert_printed(accounting.rho(run), float(row["rho"]))
+        assert_printed(accounting.epsilon(run, delta=1e-10), float(row["eps_exact_delta1e-10"]))
+
+
+def test_secagg_sensitivity(rows):
+    base = tree(10, 5, 2, z=2.0)
+    for row in rows("secagg_sensitivity.csv"):
+        run = accounting.SecureAggregation(
+            mechanism=base,
+            clip_norm=float(row["l2_clip"]),
+            scale=float(row["scale"]),
+            dimension=int(row["dim"]),
+            beta=float(row["beta"]),
+        )
+        assert_printed(run.inflation * run.clip_norm, float(row["inflated_l2_clip"]))
+        assert_printed(accounting.rho(run) / accounting.rho(base), float(row["rho_ratio"]))
+
+
+def test_adaptive_clip(rows):
+    for row in rows("adaptive_clip.csv"):
+        z, sigma_b = float(row["noise_multiplier_total"]), float(row["clipped_count_stddev"])
+        if row["expected_error"].startswith("error"):
+            with pytest.raises(ValueError, match="below 2 x count_stddev"):
+                accounting.value_noise_multiplier(z, count_stddev=sigma_b)
+            continue
+        value = accounting.value_noise_multiplier(z, count_stddev=sigma_b)
+        assert value == pytest.approx(float(row["value_noise_multiplier"]), rel=1e-11)
+        if z == 0:
+            assert accounting.rho(tree(10, 5, 2, z=value)) == math.inf
+
+
+def mechanism(row, name):
+    n, k = int(row["n"]), int(row["max_part_k"])
+    bands = int(row.get("bands") or 0)
+    made = {
+        "identity": strategies.independent,
+        "prefix_input": lambda: strategies.prefix(n),
+        "toeplitz_sqrt": lambda: strategies.square_root(n),
+        "banded_sqrt": lambda: strategies.banded_square_root(bands),
+        "banded_inverse_sqrt": lambda: strategies.banded_inverse_square_root(n, bands),
+    }[name]
+    return accounting.MatrixMechanism(
+        noise_multiplier=1.0,
+        num_rounds=n,
+        min_separation=int(row["min_sep_b"]),
+        max_participations=k,
+        strategy=made(),
+        adjacency="zero-out",
+    )
+
+
+def test_mf_closed_form_sensitivities(rows):
+    for row in rows("mf_closed_form.csv"):
+        if row["mechanism"].startswith("tree"):
+            run = tree(int(row["n"]), int(row["min_sep_b"]), int(row["max_part_k"]))
+        else:
+            run = mechanism(row, row["mechanism"])
+        assert run.participations == int(row["k_effective"])
+        squared = accounting.squared_sensitivity(run)
+        assert squared == pytest.approx(float(row["sens_sq"]), rel=1e-6), row["case"]
