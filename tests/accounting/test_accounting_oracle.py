@@ -52,7 +52,7 @@ def test_zcdp_to_eps(rows):
         cks = accounting.epsilon_from_rho(rho, delta=delta, known="zcdp")
         assert cks == pytest.approx(float(row["eps_zcdp_cks2020"]), rel=1e-9)
         assert eps < cks < float(row["eps_bs2016_lemma3_6"])
-        assert eps <= float(row["eps_pld_default"])
+        assert eps <= float(row["eps_pld_default"]) * (1 + 1e-9)
 
 
 def test_tree_sensitivity(rows):
@@ -115,6 +115,8 @@ def test_gboard_table(rows):
         else:
             squared = 2 * rho * float(row["noise_multiplier"]) ** 2
             assert_printed(squared, float(row["sens_sq"]), 1)
+        if not row["eps_exact_of_rounded_rho"]:
+            continue
         rounded = float(row["printed_rho"])
         eps_rounded = accounting.epsilon_from_rho(rounded, delta=1e-10, known="gaussian")
         assert_printed(eps_rounded, float(row["eps_exact_of_rounded_rho"]))
