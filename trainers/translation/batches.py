@@ -1,4 +1,6 @@
-"""From pairs of piece sequences to padded batches of few shapes: buckets by length, concatenations, token budgets."""
+"""From pairs of piece sequences to padded batches of few shapes: buckets by length, concatenations, token
+budgets.
+"""
 
 from __future__ import annotations
 
@@ -79,9 +81,10 @@ def epoch(
 ) -> list[list[tuple[int, ...]]]:
     """The batches of epoch `number`: each a list of rows, each row the indices of the pairs it joins.
 
-    A fraction `concatenate` of the pairs is joined, 2 to 6 at random, to rows of at most `max_length` pieces, anew
-    every epoch, so that a model of short sentences has seen late positions. Longer pairs than `max_length` are left
-    out. The plan depends on `(seed, number)` and the lengths alone, so a resumed run continues in it.
+    A fraction `concatenate` of the pairs is joined, 2 to 6 at random, to rows of at most `max_length` pieces,
+    anew every epoch, so that a model of short sentences has seen late positions. Longer pairs than
+    `max_length` are left out. The plan depends on `(seed, number)` and the lengths alone, so a resumed run
+    continues in it.
     """
     rng = np.random.default_rng([seed, number])
     sizes = np.array([1 + max(len(e.source), len(e.target)) for e in examples])

@@ -1,4 +1,6 @@
-"""Sizes and settings of a translation run, as frozen dataclasses; the presets stand in one table at the end."""
+"""Sizes and settings of a translation run, as frozen dataclasses; the presets stand in one table at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shape of the Transformer (pre-norm encoder-decoder, one embedding matrix for both sides and the softmax)."""
+    """Shape of the Transformer (pre-norm encoder-decoder, one embedding matrix for both sides and the
+    softmax).
+    """
 
     vocabulary_size: int
     """Pieces of the joint SentencePiece vocabulary."""
@@ -23,7 +27,9 @@ class ModelConfig:
     dropout: float = 0.1
     """Rate on the embeddings and on each block's output, in training only."""
     key: Literal["output", "ffn_input"] = "output"
-    """What a datastore key is: the last decoder layer's (normed) output, or the input of its feed-forward block."""
+    """What a datastore key is: the last decoder layer's (normed) output, or the input of its feed-forward
+    block.
+    """
 
     def __post_init__(self):
         if self.dim % self.num_heads:

@@ -1,12 +1,13 @@
 """Greedy and beam decoding over a `Stepper`: anything that yields log-probabilities of the next piece.
 
-The same two loops serve the plain model, an ensemble and kNN-MT. Each is jitted once a shape (rows, source bucket), not
-once a sentence; a row's result does not depend on the rows beside it: its own length limit applies, padding is masked,
-and rows that have ended are dropped from the batch when they have become many.
+The same two loops serve the plain model, an ensemble and kNN-MT. Each is jitted once a shape (rows, source
+bucket), not once a sentence; a row's result does not depend on the rows beside it: its own length limit
+applies, padding is masked, and rows that have ended are dropped from the batch when they have become many.
 
-Length normalisation: the score of a hypothesis is `log p / length ** length_penalty`, where `length` counts the pieces
-whose log-probabilities are summed: for a finished hypothesis that includes the end mark, one cut at its limit has none.
-So an end mark alone has length 1, penalty 0 ranks by log-probability, negative penalties prefer short hypotheses.
+Length normalisation: the score of a hypothesis is `log p / length ** length_penalty`, where `length` counts
+the pieces whose log-probabilities are summed: for a finished hypothesis that includes the end mark, one cut
+at its limit has none. So an end mark alone has length 1, penalty 0 ranks by log-probability, negative
+penalties prefer short hypotheses.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Stepper:
     """How to advance a batch of partial translations. Hashable: a static argument of the jitted loops.
 
     start: `(weights, source, max_length) -> cache` with one cache row a source row.
-    step: `(weights, cache, pieces, position, active) -> (cache, log_probs [rows, vocabulary])`; rows that are not
-      `active` may get anything finite.
+    step: `(weights, cache, pieces, position, active) -> (cache, log_probs [rows, vocabulary])`; rows that are
+      not `active` may get anything finite.
     select: `(cache, rows) -> cache`, the cache of these rows in this order.
     """
 
@@ -46,7 +47,9 @@ class Stepper:
 
 
 class Hypothesis(NamedTuple):
-    """One translation: its pieces without the end mark, its normalised score, and whether it ended by itself."""
+    """One translation: its pieces without the end mark, its normalised score, and whether it ended by
+    itself.
+    """
 
     pieces: np.ndarray
     score: float
@@ -54,7 +57,9 @@ class Hypothesis(NamedTuple):
 
 
 def length_limit(source_length):
-    """Most pieces (end mark included) that a source of so many pieces (end mark included) may be translated to."""
+    """Most pieces (end mark included) that a source of so many pieces (end mark included) may be translated
+    to.
+    """
     return 2 * source_length + 16
 
 
@@ -65,7 +70,8 @@ def normalized(log_prob, length, length_penalty):
 
 def select_rows(cache: models.Cache, rows: Int[Array, " rows"]) -> models.Cache:
     """The cache of these rows, in this order."""
-    return models.Cache(*(leaf[:, rows] for leaf in cache[:4]), cache.source_mask[rows])
+    self_keys, self_values, cross_keys, cross_values = (leaf[:, rows] for leaf in cache[:4])
+    return models.Cache(self_keys, self_values, cross_keys, cross_values, cache.source_mask[rows])
 
 
 def log_softmax(logits: Float[Array, "rows vocabulary"]) -> Float[Array, "rows vocabulary"]:
@@ -93,7 +99,9 @@ def plain(graphdef: nnx.GraphDef) -> Stepper:
 
 @functools.lru_cache(maxsize=8)
 def ensemble(graphdef: nnx.GraphDef) -> Stepper:
-    """Several models of one shape, probabilities averaged; weights are parameters with a leading models axis."""
+    """Several models of one shape, probabilities averaged; weights are parameters with a leading models
+    axis.
+    """
     one = plain(graphdef)
 
     def start(params, source, max_length):
@@ -222,9 +230,7 @@ def _beam_run(stepper, weights, state, keep, length_penalty):
         ends = piece == END
         out_of_room = (length >= s.limit)[:, None]
         possible = total > _WORST / 2
-        score = jnp.where(
-            (ends | out_of_room) & possible, normalized(total, length, length_penalty), _WORST
-        )
+        score = jnp.where((ends | out_of_room) & possible, normalized(total, length, length_penalty), _WORST)
         pool = jnp.concatenate([s.ended_score, score], 1)
         ended_score, kept = jax.lax.top_k(pool, beams)
         pool_pieces = jnp.concatenate([s.ended_pieces, history], 1)
@@ -259,11 +265,8 @@ def _beam_run(stepper, weights, state, keep, length_penalty):
 
 def _compact(stepper: Stepper, state, rows: np.ndarray, beams: int):
     """The state of these rows alone."""
-    rows = jnp.asarray(rows)
-    cache_rows = (rows[:, None] * beams + jnp.arange(beams)[None]).reshape(-1)
-    rest = {
-        name: value[rows] for name, value in state._asdict().items() if name not in ("cache", "position")
-    }
+    cache_rows = (rows[:, None] * beams + np.arange(beams)[None]).reshape(-1)
+    rest = {name: value[rows] for name, value in state._asdict().items() if name not in ("cache", "position")}
     return state._replace(cache=_select(stepper, state.cache, cache_rows), **rest)
 
 
@@ -297,8 +300,8 @@ def search(
     """The best translation of every source, in their order.
 
     Args:
-      sources: pieces without end marks; an empty one gives an empty hypothesis of score 0 without running the model.
-      beams: 1 takes the likeliest piece at every step; more keeps that many hypotheses.
+      sources: pieces without end marks; an empty one gives an empty hypothesis of score 0 without running the
+      model. beams: 1 takes the likeliest piece at every step; more keeps that many hypotheses.
       rows: sentences a batch; changes speed only.
       progress: called with the number of sentences done since the last call.
     """
@@ -322,7 +325,7 @@ def search(
             else:
                 state = _beam_run(stepper, weights, state, keep, jnp.float32(length_penalty))
             host = jax.device_get(state._replace(cache=None))
-            for row in np.flatnonzero(host.done & (owners >= 0)):
+            for row in np.flatnonzero(host.done & (owners >= 0)).tolist():
                 out[owners[row]] = _read(host, row, length_penalty)
                 owners[row] = -1
             live = np.flatnonzero(~host.done)
@@ -348,7 +351,9 @@ def _source_batches(sources, rows: int) -> Iterator[tuple[np.ndarray, int]]:
 
 
 def _source_bucket(length: int) -> int:
-    """16, 32, 64, 128, 256, then multiples of 256: few shapes, since the search over a store outweighs padding."""
+    """16, 32, 64, 128, 256, then multiples of 256: few shapes, since the search over a store outweighs
+    padding.
+    """
     for size in (16, 32, 64, 128):
         if length <= size:
             return size

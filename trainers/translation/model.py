@@ -1,8 +1,8 @@
 """A Transformer encoder-decoder (Vaswani et al. 2017, pre-norm) that also yields datastore keys.
 
-Everything after construction is functional: `split` gives `(graphdef, params)`, and each public function here takes
-them and is pure. Source rows end in the end mark; target inputs start with it (no separate start mark), so piece 0 is
-padding, on both sides and nowhere else.
+Everything after construction is functional: `split` gives `(graphdef, params)`, and each public function here
+takes them and is pure. Source rows end in the end mark; target inputs start with it (no separate start mark),
+so piece 0 is padding, on both sides and nowhere else.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def dropout(x: Float[Array, "*shape"], rate: float, key: Key[Array, ""] | None) 
 
 
 def _attend(query, key, value, mask):
-    """Softmax attention; `query [rows, heads, q, d]`, `key`/`value [rows, heads, k, d]`, mask broadcastable to scores."""
+    """Softmax attention; `query [rows, heads, q, d]`, `key`/`value [rows, heads, k, d]`, mask broadcastable
+    to scores.
+    """
     scores = jnp.einsum("rhqd,rhkd->rhqk", query, key) * query.shape[-1] ** -0.5
     # A finite floor, not -inf: a padded row may have nothing to attend to, and must stay finite.
     weights = jax.nn.softmax(jnp.where(mask, scores, -1e9), axis=-1)
@@ -154,7 +156,9 @@ class Transformer(nnx.Module):
         return self.encoder_norm(x)
 
     def decode(self, memory, source_mask, target, key=None):
-        """Teacher-forced `(hidden, keys)`, both `[rows, length, dim]`: softmax input and datastore key a position."""
+        """Teacher-forced `(hidden, keys)`, both `[rows, length, dim]`: softmax input and datastore key a
+        position.
+        """
         drop = _Dropper(self.config.dropout, key)
         length = target.shape[1]
         causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
@@ -219,7 +223,18 @@ class _Dropper:
 
 def init(config: ModelConfig, key: Key[Array, ""]) -> tuple[nnx.GraphDef, Params]:
     """A fresh model as `(graphdef, params)`; `params` is a pytree of float32 arrays."""
-    graphdef, params = nnx.split(Transformer(config, rngs=nnx.Rngs(params=key)), nnx.Param)
+
+    @jax.jit
+    def draw(key):
+        return nnx.to_pure_dict(nnx.split(Transformer(config, rngs=nnx.Rngs(params=key)), nnx.Param)[1])
+
+    return abstract(config)[0], draw(key)
+
+
+def abstract(config: ModelConfig) -> tuple[nnx.GraphDef, Params]:
+    """What `init` returns, with shapes in the place of arrays; draws nothing."""
+    made = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(params=jax.random.key(0))))
+    graphdef, params = nnx.split(made, nnx.Param)
     return graphdef, nnx.to_pure_dict(params)
 
 

@@ -55,7 +55,7 @@ def loss_fn(
     encoder_key, decoder_key = (None, None) if key is None else jax.random.split(key)
     memory = model.encode(batch.source, encoder_key)
     hidden, _ = model.decode(memory, batch.source != models.PAD, batch.inputs, decoder_key)
-    return smoothed_loss(model.logits(hidden), batch.targets, smoothing)
+    return smoothed_loss(model.logits(hidden), jnp.asarray(batch.targets), smoothing)
 
 
 def make_optimizer(*, learning_rate: float, warmup: int) -> optax.GradientTransformation:
@@ -76,7 +76,8 @@ def init(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
 def make_step(graphdef, optimizer, *, smoothing: float = 0.1, average: float = 0.999):
     """A jitted `(state, batch, key) -> (state, (loss_sum, tokens))`; the state is donated.
 
-    The dropout key of a step is `fold_in(key, step)`, so a resumed run draws what the unbroken one would have.
+    The dropout key of a step is `fold_in(key, step)`, so a resumed run draws what the unbroken one would
+    have.
     """
 
     def step(state: TrainState, batch: Batch, key):

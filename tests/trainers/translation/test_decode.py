@@ -5,17 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.trainers.translation.test_model import tiny
+from tests.trainers.translation.test_model import teacher_forced, tiny
 from trainers.translation import batches, decode
 from trainers.translation import model as models
+
+log_softmax = jax.jit(decode.log_softmax)
 
 
 def next_log_probs(graphdef, params, source, pieces):
     """The slow way: the whole model again for every prefix."""
-    model = models.merge(graphdef, params)
     batch = batches.make_batch([batches.Example(source, np.asarray(pieces, np.int32))], length=96)
-    hidden, _ = model.decode(model.encode(batch.source), batch.source != 0, batch.inputs)
-    return np.asarray(decode.log_softmax(model.logits(hidden[:, len(pieces)])))[0]
+    hidden, _ = teacher_forced(graphdef, params, batch.source, batch.inputs)
+    return np.asarray(log_softmax(hidden[0, len(pieces)][None] @ params["embedding"].T))[0]
 
 
 def slow_greedy(graphdef, params, source):
@@ -99,7 +100,7 @@ def test_result_does_not_depend_on_the_batch(sharp, beams):
     beside = decode.search(stepper, params, [long, short], beams=beams, rows=2)[1]
     assert list(alone.pieces) == list(beside.pieces)
     assert alone.score == pytest.approx(beside.score, abs=1e-4)
-    many = decode.search(stepper, params, sources(*range(1, 20)) + [short], beams=beams, rows=20)[-1]
+    many = decode.search(stepper, params, [*sources(*range(1, 20)), short], beams=beams, rows=20)[-1]
     assert list(alone.pieces) == list(many.pieces)
 
 
@@ -164,11 +165,16 @@ def test_an_ensemble_of_one_is_the_model_and_of_two_the_mean(sharp):
     two = jax.tree.map(lambda a, b: jnp.stack([a, b]), params, other)
     source = jnp.asarray(batches.pad(texts, 16))
     log_probs = []
-    for weights, stepper in ((two, decode.ensemble(graphdef)), (params, decode.plain(graphdef)), (other, None)):
+    for weights, stepper in (
+        (two, decode.ensemble(graphdef)),
+        (params, decode.plain(graphdef)),
+        (other, None),
+    ):
         stepper = stepper or decode.plain(graphdef)
-        cache = stepper.start(weights, source, 4)
+        cache = jax.jit(stepper.start, static_argnums=2)(weights, source, 4)
         start = jnp.full(2, models.END)
-        log_probs.append(stepper.step(weights, cache, start, jnp.int32(0), jnp.ones(2, bool))[1])
+        step = jax.jit(stepper.step)
+        log_probs.append(step(weights, cache, start, jnp.int32(0), jnp.ones(2, bool))[1])
     mean = (jnp.exp(log_probs[1]) + jnp.exp(log_probs[2])) / 2
     np.testing.assert_allclose(jnp.exp(log_probs[0]), mean, atol=1e-6)
 

@@ -1,5 +1,7 @@
 """The Transformer: cached steps, padding, keys, positions; its batches and its loss."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,26 @@ TINY = dict(vocabulary_size=60, dim=16, num_heads=2, ffn_dim=32, encoder_layers=
 
 
 def tiny(seed=0, **changes):
-    return models.init(ModelConfig(**{**TINY, **changes}), jax.random.key(seed))
+    config = ModelConfig(**{**TINY, **changes})
+    graphdef, shapes = models.abstract(config)
+    rng = np.random.default_rng(
+        seed
+    )  # jax's own initialisation, drawn leaf by leaf, takes seconds to compile
+
+    def draw(leaf):
+        x = rng.normal(size=leaf.shape).astype(np.float32)
+        return jnp.asarray(x * leaf.shape[-1] ** -0.5 if len(leaf.shape) > 1 else 1 + 0.1 * x)
+
+    return graphdef, jax.tree.map(draw, shapes)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def teacher_forced(graphdef, params, source, inputs):
+    model = models.merge(graphdef, params)
+    return model.decode(model.encode(source), source != models.PAD, inputs)
+
+
+loss = jax.jit(train.loss_fn, static_argnums=0, static_argnames="smoothing")
 
 
 def random_example(rng, source, target):
@@ -27,12 +48,20 @@ def test_cached_steps_equal_teacher_forcing(key):
     graphdef, params = tiny(key=key)
     rng = np.random.default_rng(0)
     batch = batches.make_batch([random_example(rng, 5, 7), random_example(rng, 3, 2)])
-    model = models.merge(graphdef, params)
-    memory = model.encode(batch.source)
-    hidden, keys = model.decode(memory, batch.source != models.PAD, batch.inputs)
-    cache = model.start(memory, batch.source != models.PAD, 10)
+    hidden, keys = teacher_forced(graphdef, params, batch.source, batch.inputs)
+
+    @jax.jit
+    def start(params):
+        model = models.merge(graphdef, params)
+        return model.start(model.encode(batch.source), batch.source != models.PAD, 10)
+
+    @jax.jit
+    def step(params, cache, pieces, position):
+        return models.merge(graphdef, params).step(cache, pieces, position)
+
+    cache = start(params)
     for position in range(batch.inputs.shape[1]):
-        cache, h, k = model.step(cache, jnp.asarray(batch.inputs[:, position]), jnp.int32(position))
+        cache, h, k = step(params, cache, jnp.asarray(batch.inputs[:, position]), jnp.int32(position))
         np.testing.assert_allclose(h, hidden[:, position], atol=2e-6)
         np.testing.assert_allclose(k, keys[:, position], atol=2e-6)
     assert (np.abs(np.asarray(keys - hidden)).max() > 0.01) == (key == "ffn_input")
@@ -44,12 +73,12 @@ def test_padding_changes_nothing():
     example = random_example(rng, 5, 6)
     small = batches.make_batch([example], length=8)
     large = batches.make_batch([example, random_example(rng, 20, 22)], rows=4, length=32)
-    a, _ = train.loss_fn(graphdef, params, small, None, smoothing=0.1)
+    a, _ = loss(graphdef, params, small, None, smoothing=0.1)
     alone = batches.Batch(*(leaf[:1] for leaf in large))
-    b, count = train.loss_fn(graphdef, params, alone, None, smoothing=0.1)
+    b, count = loss(graphdef, params, alone, None, smoothing=0.1)
     assert count == 7
     assert a == pytest.approx(float(b), rel=1e-5)
-    both, count = train.loss_fn(graphdef, params, large, None, smoothing=0.1)
+    both, count = loss(graphdef, params, large, None, smoothing=0.1)
     assert count == 7 + 23
     assert both > a
 
@@ -59,11 +88,10 @@ def test_a_target_position_does_not_see_later_ones():
     rng = np.random.default_rng(2)
     example = random_example(rng, 5, 7)
     changed = example._replace(target=np.concatenate([example.target[:4], example.target[4:] % 50 + 5]))
-    model = models.merge(graphdef, params)
     keys = []
     for e in (example, changed):
         batch = batches.make_batch([e], length=12)
-        keys.append(model.decode(model.encode(batch.source), batch.source != 0, batch.inputs)[1])
+        keys.append(teacher_forced(graphdef, params, batch.source, batch.inputs)[1])
     np.testing.assert_array_equal(keys[0][0, :5], keys[1][0, :5])
     assert np.abs(keys[0][0, 5:8] - keys[1][0, 5:8]).max() > 1e-3
 
