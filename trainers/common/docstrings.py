@@ -147,7 +147,8 @@ def load_default(
     origin = f"modules divided by a hash of their name, {holdout:.0%} each for validation and for test"
     open_text = np.flatnonzero(np.isin(package, list(public))[owners])
     text = public_texts(tokens.take(open_text), texts.take(pa.array(open_text)))
-    return Corpus(Splits(*parts, origin, 0), text, versions, missing)
+    clients = Splits(parts[0], parts[1], parts[2], origin, shared_clients=0)
+    return Corpus(clients, text, versions, missing)
 
 
 def load_documents(

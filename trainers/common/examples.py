@@ -71,7 +71,7 @@ class Collector:
             record = fields_of(row)
             if self.first is None:
                 self._start(record)
-            client = None if self.fields.client is None else self._client(record)
+            client = None if self.fields.client is None else self._client(record, self.fields.client)
             texts, spaced = self._examples(record)
             hours = self._hours(record, len(texts))
         except BadRecord as bad:
@@ -111,8 +111,7 @@ class Collector:
         self.spaced = [] if has_tokens else None
         self.first = record
 
-    def _client(self, record: dict[str, Any]) -> str | int:
-        name = self.fields.client
+    def _client(self, record: dict[str, Any], name: str) -> str | int:
         value = record.get(name)
         if isinstance(value, bool) or not isinstance(value, (str, int)):
             raise BadRecord(f"{name!r} is {_kind(value)}, not a string or a whole number")
@@ -150,9 +149,9 @@ class Collector:
         if name is None or self.first is None or self.first.get(name) is None:
             return []
         value = record.get(name)
-        hours = value if isinstance(value, list) else [value] * count
+        given: list[Any] = value if isinstance(value, list) else [value] * count
         try:
-            hours = [int(hour) for hour in hours]
+            hours = [int(hour) for hour in given]
         except (TypeError, ValueError):
             hours = []
         if len(hours) != count or not all(0 <= hour <= 23 for hour in hours):
