@@ -164,8 +164,8 @@ def read_records(
     report = ReadReport()
     records: list[dict[str, Any]] = []
     names: list[str] = []
-    source, split = _locate(source, split)
-    for row in _rows(source, split):
+    source, split = locate(source, split)
+    for row in rows(source, split):
         try:
             record = fields_of(row)
             if not names:
@@ -221,19 +221,19 @@ def siblings(path: PathLike) -> dict[str, Path]:
 
 
 def _read(source: PathLike, fields: Fields, split: str | None) -> Raw:
-    source, split = _locate(source, split)
+    source, split = locate(source, split)
     if tables.file_kind(source) == "parquet" and Path(source).is_file():
         raw = _read_flat_parquet(source, fields, split)
         if raw is not None:
             return raw
     collector = Collector(source, fields)
-    for row in _rows(source, split):
+    for row in rows(source, split):
         collector.add(row)
     return collector.finish()
 
 
-def _locate(source: PathLike, split: str | None) -> tuple[PathLike, str | None]:
-    """The file to read, and the split to choose inside it (None: all of it)."""
+def locate(source: PathLike, split: str | None) -> tuple[PathLike, str | None]:
+    """The file to read for a split, and the split to choose inside it (None: all of it)."""
     if split is None:
         return source, None
     if split not in _SPLITS:
@@ -244,7 +244,7 @@ def _locate(source: PathLike, split: str | None) -> tuple[PathLike, str | None]:
     return source, split
 
 
-def _rows(source: PathLike, split: str | None) -> Iterator[Row]:
+def rows(source: PathLike, split: str | None) -> Iterator[Row]:
     """Records of any source; of the split only, which must occur."""
     path = Path(source)
     if not path.exists() and hugging_face.is_name(str(source)):
@@ -360,7 +360,7 @@ def _split_values(path: Path) -> set[str]:
             {str(v) for v in table["split"].unique().to_pylist()} if "split" in table.column_names else set()
         )
     values: set[str] = set()
-    for row in _rows(path, None):
+    for row in rows(path, None):
         if row.fields is not None:
             if "split" not in row.fields:
                 return values

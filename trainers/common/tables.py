@@ -74,7 +74,7 @@ def lines(path: PathLike) -> Iterator[tuple[int, str | None, str]]:
     """
     number = 0
     try:
-        with _open(Path(path)) as file:
+        with opened(Path(path)) as file:
             for number, raw in enumerate(file, 1):
                 if number == 1:
                     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -221,7 +221,8 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[Row]:
         csv.field_size_limit(limit)
 
 
-def _open(path: Path) -> io.BufferedIOBase:
+def opened(path: Path) -> io.BufferedIOBase:
+    """The file's bytes, unpacked where its name ends in .gz."""
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rb")  # type: ignore[return-value]
     return path.open("rb")

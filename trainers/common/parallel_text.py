@@ -1,0 +1,257 @@
+"""Reads sentence pairs: JSON lines, CSV, parquet, TMX, gettext catalogues, Moses' line-aligned files, or by name."""
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainers.common import po_catalogs, readers, tables
+from trainers.common.errors import InputError
+from trainers.common.examples import BadRecord, clean, fields_of, skip_or_stop
+from trainers.common.files import PathLike, existing_file
+from trainers.common.packed import ReadReport
+from trainers.common.pairs import MAX_WORDS, Pair, PairSplits, clean_pair, divide
+
+_CODE_IN_TMX = {"bpt", "ept", "it", "ph", "ut"}  # markup of the translated program: no text
+
+
+@dataclass
+class PairReport:
+    """What reading met. It depends on the data: for the operator's log."""
+
+    dropped: int = 0
+    skipped: int = 0
+
+    def lines(self) -> list[str]:
+        lines = []
+        if self.dropped:
+            lines.append(f"{self.dropped} pairs with a blank side, or over {MAX_WORDS} words, were left out")
+        if self.skipped:
+            lines.append(f"{self.skipped} bad records were skipped")
+        return lines
+
+
+def read_pairs(
+    source: PathLike,
+    *,
+    source_field: str = "en",
+    target_field: str = "de",
+    sub: Sequence[str] | None = None,
+    sub_field: str = "sub",
+    split: str | None = None,
+    skip_bad: bool = False,
+) -> tuple[list[Pair], PairReport]:
+    """Reads pairs, cleaned (`pairs.clean`), in the order of the file; blank and endless ones are counted.
+
+    Args:
+      source: .jsonl, .csv, .tsv, .parquet with the two fields (or a `translation` object that holds them), .tmx,
+        .po, .mo; one of two line-aligned files (corpus.en beside corpus.de, also .gz) or their common name
+        (corpus); or a Hugging Face data set's name.
+      source_field, target_field: the fields' names; for .tmx and line-aligned files, the languages.
+      sub: keep only records whose `sub_field` is one of these.
+      split: as in `readers.read_clients`.
+
+    Raises:
+      InputError: what `readers.read_clients` refuses; line-aligned files of unequal length.
+    """
+    source, split = readers.locate(source, split)
+    report = PairReport()
+    pairs: list[Pair] = []
+    for left, right, part in _raw_pairs(
+        source, source_field, target_field, sub_field, split, skip_bad, report
+    ):
+        if sub is not None and part not in sub:
+            continue
+        pair = clean_pair(left, right, part)
+        if pair is None:
+            report.dropped += 1
+        else:
+            pairs.append(pair)
+    if not pairs:
+        chosen = f" with {sub_field} in {', '.join(sub)}" if sub is not None else ""
+        raise InputError(f"{source} holds no usable pair{chosen}; give a file with sentence pairs")
+    return pairs, report
+
+
+def read_pair_splits(source: PathLike, **options) -> tuple[PairSplits, list[str]]:
+    """Reads train, validation and test pairs, and says in lines where they come from and what was left out.
+
+    By files beside a `train` file or a `split` column; a part that is not given is taken from train, without leaks
+    (`pairs.divide`). `options` are those of `read_pairs`.
+    """
+    available = _split_names(source)
+    notes: list[str] = []
+    parts: dict[str, list[Pair]] = {}
+    for name in available or [None]:
+        parts[name or "train"], report = read_pairs(source, split=name, **options)
+        notes += [f"{name or 'all'}: {line}" for line in report.lines()]
+    missing = [name for name in ("validation", "test") if name not in parts]
+    if "train" not in parts:
+        raise InputError(f"{source} has no train split; give the file that holds it")
+    if missing:
+        taken = divide({"all": parts["train"]})["all"]
+        train = taken.train
+        for name in ("validation", "test"):
+            if name in missing:
+                parts[name] = getattr(taken, name)
+            else:  # given: what was set aside for it goes back
+                train = train + getattr(taken, name)
+        parts["train"] = train
+        notes.append(f"{' and '.join(missing)} taken from the train pairs by a hash of the sentence")
+    return PairSplits(parts["train"], parts["validation"], parts["test"]), notes
+
+
+def load_default() -> dict[str, PairSplits]:
+    """Returns the embedded default: English-German program messages, `general` for the server first."""
+    return divide(po_catalogs.load_default_sets())
+
+
+def read_lines(path: PathLike) -> list[str]:
+    """Returns the lines of a text to translate; blank ones stay, so that line n of the output answers line n."""
+    file = existing_file(path, "text file")
+    texts = []
+    for number, line, problem in tables.lines(file):
+        if line is None:
+            raise InputError(f"{file}, line {number}: {problem}; save the file as UTF-8")
+        texts.append(line.replace("\0", ""))
+    return texts
+
+
+def _raw_pairs(
+    source: PathLike,
+    left: str,
+    right: str,
+    sub_field: str,
+    split: str | None,
+    skip_bad: bool,
+    report: PairReport,
+) -> Iterator[tuple[str, str, str]]:
+    kind = tables.file_kind(source)
+    aligned = _aligned_files(Path(source), left, right)
+    if aligned is not None:
+        yield from _line_aligned(*aligned)
+    elif kind == "tmx":
+        yield from _tmx(existing_file(source, "data file"), left, right)
+    elif kind in ("po", "mo"):
+        yield from ((*pair, "") for pair in po_catalogs.read_catalogue(source))
+    else:
+        yield from _records(source, left, right, sub_field, split, skip_bad, report)
+
+
+def _records(
+    source: PathLike,
+    left: str,
+    right: str,
+    sub_field: str,
+    split: str | None,
+    skip_bad: bool,
+    report: PairReport,
+) -> Iterator[tuple[str, str, str]]:
+    met = ReadReport()
+    first = True
+    for row in readers.rows(source, split):
+        try:
+            record = fields_of(row)
+            inner = record.get("translation")
+            sides = inner if isinstance(inner, dict) else record
+            if first:
+                first = False
+                for name in (left, right):
+                    if name not in sides:
+                        raise tables.missing_column(
+                            source, name, list(sides), "--source-field, --target-field"
+                        )
+            texts = [clean(sides.get(name), met) for name in (left, right)]
+            if not all(isinstance(text, str) for text in texts):
+                raise BadRecord(f"{left!r} and {right!r} are not both strings")
+        except BadRecord as bad:
+            skip_or_stop(source, row.where, str(bad), skip_bad, met)
+            report.skipped += 1
+            continue
+        yield texts[0], texts[1], str(record.get(sub_field) or "")
+
+
+def _aligned_files(path: Path, left: str, right: str) -> tuple[Path, Path] | None:
+    """The two files of a line-aligned corpus, given either of them or their name without the language."""
+    for end in ("", ".gz"):
+        for language in (left, right):
+            tail = f".{language}{end}"
+            if path.name.endswith(tail) and path.is_file():
+                stem = path.name[: -len(tail)]
+                other = path.with_name(f"{stem}.{right if language == left else left}{end}")
+                if not other.is_file():
+                    raise InputError(f"{path} is one side of line-aligned text; {other} is not beside it")
+                return (path, other) if language == left else (other, path)
+        both = path.with_name(f"{path.name}.{left}{end}"), path.with_name(f"{path.name}.{right}{end}")
+        if not path.exists() and both[0].is_file() and both[1].is_file():
+            return both
+    return None
+
+
+def _line_aligned(left: Path, right: Path) -> Iterator[tuple[str, str, str]]:
+    sides = [read_lines(left), read_lines(right)]
+    if len(sides[0]) != len(sides[1]):
+        raise InputError(
+            f"{left} has {len(sides[0])} lines, {right} has {len(sides[1])}: line-aligned files need as many; "
+            "align them anew"
+        )
+    for source, target in zip(*sides):
+        yield source, target, ""
+
+
+def _tmx(path: Path, left: str, right: str) -> Iterator[tuple[str, str, str]]:
+    """Translation units that hold both languages; en also reads en-GB."""
+    languages: set[str] = set()
+    found = False
+    try:
+        with tables.opened(path) as file:
+            for _, unit in ElementTree.iterparse(file):
+                if _local(unit.tag) != "tu":
+                    continue
+                sides: dict[str, str] = {}
+                for variant in unit:
+                    if _local(variant.tag) != "tuv":
+                        continue
+                    language = next((v for k, v in variant.attrib.items() if _local(k) == "lang"), "").lower()
+                    languages.add(language)
+                    segment = next((e for e in variant if _local(e.tag) == "seg"), None)
+                    if segment is not None:
+                        for name in {language, language.partition("-")[0].partition("_")[0]}:
+                            sides.setdefault(name, _segment_text(segment))
+                unit.clear()
+                if left.lower() in sides and right.lower() in sides:
+                    found = True
+                    yield sides[left.lower()], sides[right.lower()], ""
+    except ElementTree.ParseError as error:
+        line = error.position[0]
+        raise InputError(f"{path}, line {line}: not valid TMX ({error.msg}); mend it") from error
+    except (EOFError, OSError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); copy it again") from error
+    if not found:
+        listed = ", ".join(sorted(filter(None, languages))) or "none"
+        raise InputError(
+            f"{path} has no unit with {left!r} and {right!r}; its languages: {listed}; choose with "
+            "--source-field, --target-field"
+        )
+
+
+def _segment_text(element: ElementTree.Element) -> str:
+    parts = [element.text or ""]
+    for inner in element:
+        if _local(inner.tag) not in _CODE_IN_TMX:
+            parts.append(_segment_text(inner))
+        parts.append(inner.tail or "")
+    return "".join(parts)
+
+
+def _local(name: str) -> str:
+    return name.rpartition("}")[2]
+
+
+def _split_names(source: PathLike) -> list[str]:
+    kind = tables.file_kind(source)
+    if kind in ("tmx", "po", "mo") or not Path(source).is_file():
+        return list(readers.siblings(source)) if len(readers.siblings(source)) > 1 else []
+    if len(readers.siblings(source)) > 1:
+        return list(readers.siblings(source))
+    return list(readers.split_names(source)) if kind in ("jsonl", "json", "csv", "tsv", "parquet") else []
