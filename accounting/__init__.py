@@ -13,12 +13,14 @@
 """
 
 from accounting import strategies
+from accounting.comparison import compare
 from accounting.conversions import (
     delta_from_rho,
     epsilon_curve,
     epsilon_from_rho,
     pure_to_rho,
 )
+from accounting.errors import prefix_error
 from accounting.guarantees import (
     Guarantee,
     compose,
@@ -28,10 +30,13 @@ from accounting.guarantees import (
     epsilon,
     rho,
     rho_from_sensitivity,
+    sensitivity_of,
     squared_sensitivity,
     value_noise_multiplier,
 )
+from accounting.histograms import histogram_delta, histogram_epsilon, histogram_threshold
 from accounting.mechanisms import (
+    DistributedDiscreteGaussian,
     MatrixMechanism,
     PureDP,
     QuantileEstimation,
@@ -39,11 +44,13 @@ from accounting.mechanisms import (
     TreeAggregation,
     inflated_norm,
 )
+from accounting.planning import calibrate, plan
 from accounting.record import ParticipationLog, RunRecord, write_mechanism
 from accounting.reporting import at_deployment, max_separation, report
 from accounting.statement import PrivacyStatement, no_guarantee, round_up, statement
 
 __all__ = [
+    "DistributedDiscreteGaussian",
     "Guarantee",
     "MatrixMechanism",
     "ParticipationLog",
@@ -54,6 +61,8 @@ __all__ = [
     "SecureAggregation",
     "TreeAggregation",
     "at_deployment",
+    "calibrate",
+    "compare",
     "compose",
     "default_count_stddev",
     "delta",
@@ -62,14 +71,20 @@ __all__ = [
     "epsilon",
     "epsilon_curve",
     "epsilon_from_rho",
+    "histogram_delta",
+    "histogram_epsilon",
+    "histogram_threshold",
     "inflated_norm",
     "max_separation",
     "no_guarantee",
+    "plan",
+    "prefix_error",
     "pure_to_rho",
     "report",
     "rho",
     "rho_from_sensitivity",
     "round_up",
+    "sensitivity_of",
     "squared_sensitivity",
     "statement",
     "strategies",

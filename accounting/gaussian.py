@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 LOG_2PI = math.log(2 * math.pi)
+FAR = 1e3  # deltas beyond are zero in any arithmetic, but must stay ordered
 # The arithmetic below is right to a few 1e-16; results move up by these, so that rounding never flatters.
 RELATIVE_SLACK, ABSOLUTE_SLACK = 4e-12, 2e-14
 
@@ -32,13 +33,14 @@ def _log_delta(eps: np.ndarray, mu: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
     a = eps / mu - mu / 2
     b = a + mu
-    t = np.maximum(a, -1.0)  # the branch below a = -1 uses the complement
+    t = np.clip(a, -1.0, FAR)  # the branch below a = -1 uses the complement
     middle = t + mu / 2
     slope = np.maximum(1 - middle * mills(middle), 0.0)  # -R'
     bend = 2 * slope + middle * (middle * slope - mills(middle))  # its second derivative
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         gap = np.where(mu < 1e-3, mu * (slope + mu * mu * bend / 24), mills(t) - mills(t + mu))
-        log_delta = -(t * t + LOG_2PI) / 2 + np.log(gap)
+        log_gap = np.where(a > FAR, np.log(mu) - np.log(a) - np.log(b), np.log(gap))  # R(a) ~ 1 / a
+        log_delta = -(np.maximum(a, -1.0) ** 2 + LOG_2PI) / 2 + log_gap
         log_rest = -(a * a + LOG_2PI) / 2 + np.log(mills(np.maximum(-a, -1.0)) + mills(np.maximum(b, 0.0)))
     return log_delta, log_rest
 
@@ -90,16 +92,21 @@ def epsilon(rho: ArrayLike, delta: ArrayLike) -> np.ndarray:
 
 
 def rho_for(epsilon_target: float, delta: float) -> float:
-    """Returns the largest rho whose `epsilon` at `delta` does not exceed `epsilon_target`, to 1e-12."""
+    """Returns the largest rho (to 1e-10) whose `epsilon` at `delta` does not exceed `epsilon_target`."""
     if epsilon_target == math.inf:
         return math.inf
     if delta == 0:
         return 0.0
-    low, high = -400.0, 400.0  # log2 of rho
+    low, high = -400.0, 400.0  # log2 of rho; delta rises with it
     for _ in range(70):
         middle = (low + high) / 2
-        if epsilon(2.0**middle, delta) <= epsilon_target:
+        if float(log_delta(epsilon_target, 2.0**middle)) <= math.log(delta):
             low = middle
         else:
             high = middle
-    return 0.0 if low == -400.0 else 2.0**low
+    if low == -400.0:
+        return 0.0
+    rho, step = 2.0**low, 1e-11
+    while epsilon(rho, delta) > epsilon_target:  # the slack of `epsilon`
+        rho, step = rho * (1 - step), 2 * step
+    return rho

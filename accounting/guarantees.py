@@ -2,18 +2,23 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from accounting import _checks, conversions, sensitivity
 from accounting.mechanisms import (
+    SENSITIVITY_FACTOR,
+    DistributedDiscreteGaussian,
     MatrixMechanism,
     Mechanism,
     PureDP,
     QuantileEstimation,
     SecureAggregation,
     TreeAggregation,
+    padded,
 )
+
+CKS = "zCDP bound (Canonne, Kamath, Steinke 2020)"
 
 
 class Guarantee(NamedTuple):
@@ -59,6 +64,8 @@ def rho(mechanism: Mechanism) -> float:
     if isinstance(mechanism, PureDP):
         one = conversions.pure_to_rho(mechanism.epsilon, bounded_range=mechanism.bounded_range)
         return one * mechanism.releases if mechanism.releases else 0.0
+    if isinstance(mechanism, DistributedDiscreteGaussian):
+        return _discrete_rho(mechanism)
     if isinstance(mechanism, (QuantileEstimation, SecureAggregation)):
         noise_multiplier = mechanism.mechanism.noise_multiplier
     elif isinstance(mechanism, (TreeAggregation, MatrixMechanism)):
@@ -66,6 +73,18 @@ def rho(mechanism: Mechanism) -> float:
     else:
         raise ValueError(f"rho needs a mechanism of accounting, got {type(mechanism).__name__}")
     return rho_from_sensitivity(squared_sensitivity(mechanism), noise_multiplier)
+
+
+def _discrete_rho(mechanism: DistributedDiscreteGaussian) -> float:
+    """zCDP of sums of discrete Gaussians, one independent release a participation."""
+    if mechanism.participations == 0 or math.isinf(mechanism.noise_multiplier):
+        return 0.0
+    if mechanism.noise_multiplier == 0:
+        return math.inf
+    ratio = SENSITIVITY_FACTOR[mechanism.adjacency] * mechanism.inflation / mechanism.noise_multiplier
+    dimension, tau = padded(mechanism.dimension), mechanism.tau
+    one = min(ratio * ratio / 2 + tau * dimension, (ratio + tau * math.sqrt(dimension)) ** 2 / 2)
+    return one * mechanism.participations
 
 
 def rho_from_sensitivity(squared: float, noise_multiplier: float) -> float:
@@ -85,7 +104,7 @@ def epsilon(mechanism: Mechanism, *, delta: float, method: str = "exact") -> flo
     """Returns epsilon at `delta`, from the unrounded rho.
 
     Args:
-      method: "exact" (Gaussian curve; for PureDP the best valid bound), "cks" (as if only zCDP were known),
+      method: "exact" (Gaussian curve; for others the best valid bound), "cks" (as if only zCDP were known),
         and for comparison "pld" and "rdp" through dp-accounting: never tighter for Gaussians, PLD infinite
         below delta of about 1e-15.
     """
@@ -95,13 +114,14 @@ def epsilon(mechanism: Mechanism, *, delta: float, method: str = "exact") -> flo
         return compose([mechanism], delta=delta).epsilon
     if method == "cks":
         return conversions.epsilon_from_rho(rho(mechanism), delta=delta, known="zcdp")
-    if isinstance(mechanism, PureDP):
-        raise ValueError(f"method {method!r} serves Gaussian mechanisms; PureDP takes 'exact' or 'cks'")
+    if isinstance(mechanism, (PureDP, DistributedDiscreteGaussian)):
+        kind = type(mechanism).__name__
+        raise ValueError(f"method {method!r} serves Gaussian mechanisms; {kind} takes 'exact' or 'cks'")
     return conversions.epsilon_by_peer(rho(mechanism), delta=delta, method=method)
 
 
 def delta(mechanism: Mechanism, *, epsilon: float) -> float:
-    """Returns the least delta at `epsilon`; for PureDP 0 or 1 by whether its total fits."""
+    """Returns the least delta at `epsilon` of Gaussian mechanisms; of PureDP 0 from its total epsilon on."""
     if isinstance(mechanism, PureDP):
         epsilon = _checks.real("epsilon", epsilon)
         total = mechanism.epsilon * mechanism.releases if mechanism.releases else 0.0
@@ -109,6 +129,11 @@ def delta(mechanism: Mechanism, *, epsilon: float) -> float:
             return 0.0
         raise ValueError(
             f"delta of PureDP is 0 only from its total epsilon {total:g} on, got epsilon {epsilon:g}; "
+            "use accounting.epsilon at a delta of your choice"
+        )
+    if isinstance(mechanism, DistributedDiscreteGaussian):
+        raise ValueError(
+            "delta needs a Gaussian mechanism; of a DistributedDiscreteGaussian only zCDP is known: "
             "use accounting.epsilon at a delta of your choice"
         )
     return conversions.delta_from_rho(rho(mechanism), epsilon=epsilon)
@@ -136,26 +161,38 @@ def compose(mechanisms: Sequence[Mechanism], *, delta: float, group_size: int = 
     if size > 1:
         unit = f"group of {size} {unit}s"
     pure = [m for m in mechanisms if isinstance(m, PureDP) and m.releases]
-    gaussian_rho = math.fsum(rho(m) for m in mechanisms if not isinstance(m, PureDP)) * size**2
-    total = gaussian_rho + math.fsum(rho(m) for m in pure) * size**2
+    discrete = [m for m in mechanisms if isinstance(m, DistributedDiscreteGaussian)]
+    gaussian_rho = _sum(
+        rho(m) for m in mechanisms if not isinstance(m, (PureDP, DistributedDiscreteGaussian))
+    ) * (size * size)
+    total = gaussian_rho + _sum(rho(m) for m in [*pure, *discrete]) * (size * size)
+    if discrete:
+        eps = conversions.epsilon_from_rho(total, delta=delta, known="zcdp")
+        return Guarantee(total, eps, delta, "mixed", CKS, unit, adjacency)
     if not pure:
         eps = conversions.epsilon_from_rho(gaussian_rho, delta=delta, known="gaussian")
         how = "exact curve of a Gaussian with this rho (Balle and Wang 2018)"
         return Guarantee(total, eps, delta, "gaussian", how, unit, adjacency)
-    summed = math.fsum(m.epsilon * m.releases for m in pure) * size
+    summed = _sum(m.epsilon * m.releases for m in pure) * size
     bounds = {"pure epsilons added": summed}
     if gaussian_rho > 0:
         with_gaussian = conversions.epsilon_from_rho(gaussian_rho, delta=delta, known="gaussian")
         bounds = {"exact Gaussian epsilon plus pure epsilons": summed + with_gaussian}
     if delta > 0:
-        bounds["zCDP bound (Canonne, Kamath, Steinke 2020)"] = conversions.epsilon_from_rho(
-            total, delta=delta, known="zcdp"
-        )
+        bounds[CKS] = conversions.epsilon_from_rho(total, delta=delta, known="zcdp")
         if size == 1 and delta > 1e-15 and (gaussian_rho > 0 or sum(m.releases for m in pure) > 1):
             bounds["privacy loss distributions (dp-accounting)"] = _by_pld(gaussian_rho, pure, delta)
     how = min(bounds, key=lambda name: bounds[name])
     known = "mixed" if gaussian_rho > 0 else "pure"
     return Guarantee(total, bounds[how], delta, known, how, unit, adjacency)
+
+
+def _sum(values: Iterable[float]) -> float:
+    """Adds costs; `math.fsum` refuses what overflows, which here means infinite."""
+    try:
+        return math.fsum(values)
+    except OverflowError:
+        return math.inf
 
 
 def _by_pld(gaussian_rho: float, pure: Sequence[PureDP], delta: float) -> float:

@@ -210,6 +210,53 @@ class SecureAggregation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class DistributedDiscreteGaussian(_Correlated):
+    """Every client adds its share of discrete Gaussian noise before the secure sum (independent every round).
+
+    noise_multiplier: z of the sum when only `min_survivors` clients' shares are in it; each share then has
+      variance (z C)^2 / min_survivors. Sums of discrete Gaussians are not discrete Gaussian: the difference
+      is accounted by the tau of Kairouz, Liu, Steinke 2021 (arXiv:2102.06387, theorem 1 and equation 17), as
+      zCDP.
+    clip_norm, scale, dimension, beta: of the rounding, as in SecureAggregation.
+    min_survivors, max_clients: fewest and most clients whose shares may be in one sum.
+    """
+
+    clip_norm: float
+    scale: float
+    dimension: int
+    beta: float
+    min_survivors: int
+    max_clients: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.restarts:
+            raise ValueError(
+                "noise of the distributed discrete Gaussian is fresh every round: restarts must be ()"
+            )
+        for name in ("clip_norm", "scale"):
+            object.__setattr__(self, name, _checks.finite(name, getattr(self, name), above=True))
+        for name in ("dimension", "min_survivors", "max_clients"):
+            object.__setattr__(self, name, _checks.integer(name, getattr(self, name), minimum=1))
+        object.__setattr__(self, "beta", _checks.probability("beta", self.beta))
+        if self.max_clients < self.min_survivors:
+            raise ValueError(f"max_clients must be at least min_survivors, got {self.max_clients}")
+
+    @property
+    def inflation(self) -> float:
+        """Inflated bound over clip norm."""
+        return inflated_norm(self.clip_norm, self.scale, self.dimension, self.beta) / self.clip_norm
+
+    @property
+    def tau(self) -> float:
+        """10 sum over k < clients of exp(-2 pi^2 v k / (k + 1)), v a share's variance on the grid."""
+        share = (self.noise_multiplier * self.clip_norm * self.scale) ** 2 / self.min_survivors
+        return 10 * math.fsum(
+            math.exp(-2 * math.pi**2 * share * k / (k + 1)) for k in range(1, self.max_clients)
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PureDP:
     """Releases with a pure epsilon each, such as private document embeddings.
 
@@ -235,7 +282,19 @@ class PureDP:
             raise ValueError(f"unit must name whom the guarantee protects, got {self.unit!r}")
 
 
-Mechanism = TreeAggregation | MatrixMechanism | QuantileEstimation | SecureAggregation | PureDP
+Mechanism = (
+    TreeAggregation
+    | MatrixMechanism
+    | QuantileEstimation
+    | SecureAggregation
+    | DistributedDiscreteGaussian
+    | PureDP
+)
+
+
+def padded(dimension: int) -> int:
+    """Returns the power of two that a rotation pads a vector to."""
+    return 1 << (dimension - 1).bit_length()
 
 
 def inflated_norm(clip_norm: float, scale: float, dimension: int, beta: float) -> float:
@@ -248,7 +307,7 @@ def inflated_norm(clip_norm: float, scale: float, dimension: int, beta: float) -
     step = 1 / _checks.finite("scale", scale, above=True)
     beta = _checks.probability("beta", beta)
     dimension = _checks.integer("dimension", dimension, minimum=1)
-    root = math.sqrt(1 << (dimension - 1).bit_length())
+    root = math.sqrt(padded(dimension))
     always = clip_norm + step * root
     if beta == 0:
         return always

@@ -17,6 +17,7 @@ import numpy as np
 
 from accounting import guarantees
 from accounting.mechanisms import (
+    DistributedDiscreteGaussian,
     MatrixMechanism,
     Mechanism,
     PureDP,
@@ -236,6 +237,26 @@ def describe(mechanism: Mechanism) -> dict[str, Any]:
             "releases": mechanism.releases,
             "bounded_range": mechanism.bounded_range,
             "rho": guarantees.rho(mechanism),
+        }
+    if isinstance(mechanism, DistributedDiscreteGaussian):
+        return {
+            "kind": "DistributedDiscreteGaussian",
+            "structure": "independent, discrete Gaussian shares",
+            "noise_multiplier": mechanism.noise_multiplier,
+            "num_rounds": mechanism.num_rounds,
+            "min_separation": mechanism.separation,
+            "rounds_between": mechanism.separation - 1,
+            "max_participations": mechanism.participations,
+            "restarts": [],
+            "squared_sensitivity": mechanism.inflation**2 * mechanism.participations,
+            "sensitivity_is_exact": False,
+            "sensitivity_how": "inflated bound a round; rho adds the correction for sums of discrete Gaussians",
+            "rho": guarantees.rho(mechanism),
+            "scale": mechanism.scale,
+            "dimension": mechanism.dimension,
+            "beta": mechanism.beta,
+            "inflation": mechanism.inflation,
+            "tau": mechanism.tau,
         }
     inner: TreeAggregation | MatrixMechanism
     extra: dict[str, Any] = {}

@@ -109,6 +109,7 @@ def _mechanism(mechanism: Mapping[str, Any], number: Any) -> Sequence[str]:
         "dimension": "Secure aggregation dimension",
         "beta": "Secure aggregation rounding bias beta",
         "inflation": "Inflated L2 bound over C",
+        "tau": "Correction tau for sums of discrete Gaussians",
         "bands": "Bands",
         "theta": "BLT decay",
         "omega": "BLT output scale",

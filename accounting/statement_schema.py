@@ -29,7 +29,13 @@ _CORRELATED = {
     ],
     "properties": {
         "kind": {
-            "enum": ["TreeAggregation", "MatrixMechanism", "QuantileEstimation", "SecureAggregation"],
+            "enum": [
+                "TreeAggregation",
+                "MatrixMechanism",
+                "QuantileEstimation",
+                "SecureAggregation",
+                "DistributedDiscreteGaussian",
+            ],
         },
         "structure": {"type": "string"},
         "noise_multiplier": _NUMBER,
