@@ -154,7 +154,8 @@ class Collector:
             hours = [int(hour) for hour in given]
         except (TypeError, ValueError):
             hours = []
-        if len(hours) != count or not all(0 <= hour <= 23 for hour in hours):
+        whole = all(not isinstance(hour, float) or hour.is_integer() for hour in given)
+        if len(hours) != count or not whole or not all(0 <= hour <= 23 for hour in hours):
             raise BadRecord(f"{name!r} is not one whole number from 0 to 23 for each example")
         return hours
 

@@ -5,6 +5,7 @@ and those equal on both sides are left out; a plural gives a pair for one and a 
 """
 
 import re
+import struct
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -88,7 +89,7 @@ def _entries(data: bytes, kind: str, where: str) -> list[tuple[str, str]]:
         else:
             text = data.decode("utf-8-sig")
             entries = list(polib.pofile(text if "\n" in text else text + "\n"))
-    except (OSError, ValueError, UnicodeError, IndexError, AttributeError) as error:
+    except (OSError, ValueError, IndexError, AttributeError, struct.error) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{where}: not a {kind} message catalogue in UTF-8 ({reason})") from error
     pairs = []
