@@ -1,0 +1,144 @@
+"""A round is: clip each client, sum, divide by the report goal, step the server; layouts and donation change nothing."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxpriv import sharding
+from tests.bench import workload
+from tests.trainers.keyboard import data
+from tests.trainers.keyboard.test_client import by_hand
+from trainers.keyboard import batches, model
+from trainers.keyboard import round as rounds
+
+CONFIG = model.ModelConfig(num_tokens=data.WORDS + 4, embedding_size=6, hidden_size=12)
+SERVER = optax.sgd(1.0, momentum=0.9)
+ROUND = rounds.RoundConfig(
+    report_goal=8,
+    client_learning_rate=0.5,
+    local_epochs=1,
+    clip_norm=0.3,
+    noise_multiplier=0.0,
+    adaptive=None,
+    restarts=(),
+)
+
+
+def pack(clients, chunk_size=1, ids=None):
+    ids = np.arange(len(clients)) if ids is None else ids
+    return batches.pack_round(
+        ids, clients, batch_size=4, max_examples=100, chunk_size=chunk_size, num_clients=8, width=data.WIDTH
+    )
+
+
+def start(config=ROUND, seed=0):
+    return rounds.init(config, model.init_params(CONFIG, seed=seed), SERVER, None, None)
+
+
+def flat(tree):
+    return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)])
+
+
+def test_two_rounds_by_hand():
+    step = rounds.make_round(ROUND, CONFIG, SERVER, None)
+    state = start()
+    params = model.init_params(CONFIG, seed=0)
+    momentum = np.zeros_like(flat(params))
+    for seed in 0, 1:
+        clients = data.clients(seed)
+        updates = [
+            flat(by_hand(params, rows, learning_rate=0.5, epochs=1, batch_size=4)) for rows in clients
+        ]
+        norms = np.array([np.linalg.norm(u) for u in updates])
+        clipped = [u * min(1.0, 0.3 / max(n, 1e-30)) for u, n in zip(updates, norms, strict=True)]
+        momentum = 0.9 * momentum + np.sum(clipped, 0) / 8
+        before = flat(params)
+        state, info = step(state, pack(clients))
+        np.testing.assert_allclose(flat(state.params), before + momentum, rtol=1e-4, atol=2e-6)
+        np.testing.assert_allclose(info.operator.norm, norms.sum(), rtol=1e-4)
+        assert int(info.operator.num_clipped) == (norms > 0.3).sum() > 0
+        assert (int(info.operator.num_empty), int(info.operator.num_present)) == (1, 6)
+        np.testing.assert_allclose(
+            info.released.update_norm, np.linalg.norm(np.sum(clipped, 0) / 8), rtol=1e-4
+        )
+        params = jax.tree.map(jnp.array, state.params)
+    assert int(state.step) == 2
+
+
+@pytest.mark.parametrize("layout", ["chunks of 3", "all at once", "shuffled", "8 devices"])
+def test_layout_changes_rounding_only(layout):
+    clients = data.clients(2, sizes=(3, 9, 0, 1, 5, 2, 7, 4))
+    reference, _ = rounds.make_round(ROUND, CONFIG, SERVER, None)(start(), pack(clients))
+    state = start()
+    if layout == "shuffled":
+        order = [3, 1, 7, 0, 2, 6, 5, 4]
+        batch = pack([clients[i] for i in order], ids=order)
+    else:
+        batch = pack(clients, chunk_size=3 if layout == "chunks of 3" else 8)
+    if layout == "8 devices":
+        state, batch = rounds.place(state, batch, sharding.make_mesh())
+    state, _ = rounds.make_round(ROUND, CONFIG, SERVER, None)(state, batch)
+    change = flat(reference.params) - flat(start().params)
+    assert np.linalg.norm(flat(state.params) - flat(reference.params)) <= 1e-6 * np.linalg.norm(change) * 3
+
+
+def test_the_state_is_donated_and_the_callers_parameters_live():
+    params = model.init_params(CONFIG, seed=0)
+    state = rounds.init(ROUND, params, SERVER, None, None)
+    saved = jax.device_get(state)
+    step = rounds.make_round(ROUND, CONFIG, SERVER, None)
+    new, _ = step(state, pack(data.clients()))
+    assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
+    assert np.isfinite(flat(params)).all()
+    np.testing.assert_array_equal(flat(saved.params), flat(params))  # a copy taken before is of that round
+    assert not np.array_equal(flat(new.params), flat(params))
+
+
+def test_rounds_of_other_clients_compile_nothing_new():
+    step = rounds.make_round(ROUND, CONFIG, SERVER, None)
+    state = start()
+    for sizes in (3, 9, 0), (1,), (20, 2, 2, 2, 5, 6), ():
+        state, _ = step(state, pack(data.clients(sizes=sizes)))
+    assert step._cache_size() == 1  # type: ignore[attr-defined]
+
+
+def test_divergence_is_seen():
+    config = rounds.RoundConfig(**{**vars(ROUND), "client_learning_rate": float("inf")})
+    state, info = rounds.make_round(config, CONFIG, SERVER, None)(start(config), pack(data.clients()))
+    assert rounds.diverged(info)
+    np.testing.assert_array_equal(flat(state.params), flat(start().params))
+    state, info = rounds.make_round(ROUND, CONFIG, SERVER, None)(start(), pack(data.clients(sizes=(0, 0))))
+    assert not rounds.diverged(info)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"report_goal": 0}, "report_goal"),
+        ({"noise_multiplier": float("nan")}, "noise_multiplier"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"clip_norm": float("inf")}, "clip_norm"),
+        ({"clip_norm": None, "noise_multiplier": 1.0}, "clip_norm"),
+        ({"weigh_by_examples": True}, "weigh_by_examples"),
+    ],
+)
+def test_settings_that_guarantee_nothing_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        rounds.RoundConfig(**{**vars(ROUND), **change})
+
+
+def test_noise_without_a_mechanism_is_refused():
+    config = rounds.RoundConfig(**{**vars(ROUND), "noise_multiplier": 1.0})
+    with pytest.raises(ValueError, match="mechanism"):
+        rounds.make_round(config, CONFIG, SERVER, None)
+
+
+@pytest.mark.parametrize(("name", "num_rounds"), [("tiny", 5), pytest.param("small", 6, marks=pytest.mark.slow)])
+def test_the_loss_of_the_shared_workload_is_that_of_other_frameworks(name, num_rounds):
+    bench = importlib.import_module("tests.bench.bench_round")
+    _, loss = bench.run(workload.WORKLOADS[name], "none", num_rounds)
+    assert round(loss, 4) == workload.EXPECTED_LOSS[name][num_rounds]
