@@ -31,7 +31,9 @@ class ClipInfo(NamedTuple):
     finite: Bool[Array, ""]
 
 
-def clip(update: PyTree[Float[Array, "..."]], max_norm: Scalar) -> tuple[PyTree[Float[Array, "..."]], ClipInfo]:
+def clip(
+    update: PyTree[Float[Array, "..."]], max_norm: Scalar
+) -> tuple[PyTree[Float[Array, "..."]], ClipInfo]:
     """Scales `update` into the L2 ball of radius `max_norm` and returns `(clipped, info)`.
 
     The norm of the result, measured in float64, is at most `max_norm`: updates longer than
@@ -81,7 +83,9 @@ def _sum_of_squares(update, unit):
     For 2^24 coordinates that is four levels, 1.5e-5 on the sum and 0.75e-5 on the norm: half of MARGIN. One
     running float32 sum over as many equal terms would be off by per cents.
     """
-    return sum((_block_sum(jnp.square(x.reshape(-1) * unit)) for x in jax.tree.leaves(update)), jnp.float32(0.0))
+    return sum(
+        (_block_sum(jnp.square(x.reshape(-1) * unit)) for x in jax.tree.leaves(update)), jnp.float32(0.0)
+    )
 
 
 def _block_sum(x):

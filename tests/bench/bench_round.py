@@ -28,7 +28,6 @@ def run(w: workload.Workload, variant: str, num_rounds: int, chunk_size: int = 1
         clip_norm=1.0 if private else None,
         noise_multiplier=0.0,
         adaptive=None,
-        restarts=(),
         weigh_by_examples=not private,
     )
     sizes = model.ModelConfig(

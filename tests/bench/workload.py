@@ -36,7 +36,7 @@ WORKLOADS = {
         name="gboard", vocab=10_000, embed=96, hidden=670, clients_per_round=20, population=60
     ),
 }
-# Loss on the first 256 sentences of round 0's clients after so many rounds, the same in four frameworks: {rounds: loss}.
+# {rounds: loss on the first 256 sentences of round 0's clients after them}, the same in four frameworks.
 EXPECTED_LOSS = {"tiny": {5: 6.6375}, "small": {4: 7.2764, 6: 6.6534}}
 
 

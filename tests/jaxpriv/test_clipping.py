@@ -98,7 +98,10 @@ def test_half_precision_updates_are_clipped_in_float32():
 
 def test_vmap_equals_a_loop_and_jit_equals_eager():
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((6, 300)).astype(np.float32) * np.array([1e-30, 0, 1, 1e3, 1e25, 1e38], np.float32)[:, None]
+    x = (
+        rng.standard_normal((6, 300)).astype(np.float32)
+        * np.array([1e-30, 0, 1, 1e3, 1e25, 1e38], np.float32)[:, None]
+    )
     x[4, 3] = np.nan
     mapped, infos = jax.vmap(clipping.clip, (0, None))(jnp.asarray(x), jnp.float32(2.0))
     for row, got, norm in zip(x, mapped, infos.norm, strict=True):

@@ -19,9 +19,9 @@ def identity(params, data, key):
 
 def make(seed=0, clients=13):
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((clients, DIM)).astype(np.float32) * rng.choice([0.02, 0.2, 5.0], (clients, 1)).astype(
-        np.float32
-    )
+    x = rng.standard_normal((clients, DIM)).astype(np.float32) * rng.choice(
+        [0.02, 0.2, 5.0], (clients, 1)
+    ).astype(np.float32)
     examples = rng.integers(0, 6, clients)
     examples[0] = 0
     x[1, 3], x[2, 0] = np.nan, np.inf
@@ -29,7 +29,18 @@ def make(seed=0, clients=13):
     return x, examples
 
 
-def run(x, examples, *, chunk_size, ids=None, num_clients=None, mesh=None, client_fn=identity, key=None, **settings):
+def run(
+    x,
+    examples,
+    *,
+    chunk_size,
+    ids=None,
+    num_clients=None,
+    mesh=None,
+    client_fn=identity,
+    key=None,
+    **settings,
+):
     settings = {"max_norm": 1.0, "estimate": 0.5} | settings
     ids = np.arange(len(x)) if ids is None else ids
     arranged = cohort.arrange(ids, examples, {"x": x}, chunk_size=chunk_size, num_clients=num_clients)
@@ -40,7 +51,9 @@ def run(x, examples, *, chunk_size, ids=None, num_clients=None, mesh=None, clien
     return call(params, jax.tree.map(jnp.asarray, arranged))
 
 
-@pytest.mark.parametrize("layout", ["one", "three", "all", "padded", "shuffled", "8 devices", "8 devices, wide"])
+@pytest.mark.parametrize(
+    "layout", ["one", "three", "all", "padded", "shuffled", "8 devices", "8 devices, wide"]
+)
 def test_equals_the_loop_whatever_the_layout(layout):
     x, examples = make()
     want, bits, empty, bad = oracle.clipped_sum(x, examples, max_norm=1.0, estimate=0.5)
@@ -105,7 +118,9 @@ def test_randomness_follows_the_client_not_its_place():
     x = np.full((3, DIM), 0.01, np.float32)
     key = keys.stream(jax.random.key(5), "clients")
     runs = [
-        run(x, np.ones(3, int), ids=np.array(ids), chunk_size=chunk, client_fn=draws, key=key, num_clients=5)[0]
+        run(x, np.ones(3, int), ids=np.array(ids), chunk_size=chunk, client_fn=draws, key=key, num_clients=5)[
+            0
+        ]
         for ids, chunk in (([7, 8, 9], 1), ([9, 7, 8], 1), ([8, 9, 7], 2))
     ]
     for other in runs[1:]:

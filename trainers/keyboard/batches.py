@@ -85,7 +85,9 @@ def pack_round(
     if len(ids) != len(examples):
         raise ValueError(f"one id a client, got {len(ids)} ids for {len(examples)} clients")
     if batch_size < 1 or max_examples < 1:
-        raise ValueError(f"batch_size and max_examples must be at least 1, got {batch_size=}, {max_examples=}")
+        raise ValueError(
+            f"batch_size and max_examples must be at least 1, got {batch_size=}, {max_examples=}"
+        )
     widths = {e.shape[1] for e in examples if len(e)} | ({width} if width else set())
     if len(widths) != 1 or min(widths) < 2:
         raise ValueError(f"all examples must have the same width of at least 2 tokens, got {sorted(widths)}")

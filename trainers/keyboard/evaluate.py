@@ -1,7 +1,7 @@
 """How well a model predicts the next word: two accuracies, which are different numbers, and perplexity.
 
-- words: the share of positions whose target is a word of the vocabulary where the model's best (best three) *words* hold it:
-  padding, out-of-vocabulary, begin and end are banned from the prediction, as on a keyboard;
+- words: over the positions whose target is a word of the vocabulary, the share where the model's best (best three)
+  *words* hold it: padding, out-of-vocabulary, begin and end are banned from the prediction, as on a keyboard;
 - tff: the same positions, with the argmax over the whole output layer, so that predicting "end" there is an error
   (`accuracy_no_oov_no_eos` in federated-learning papers);
 - perplexity: exp of the mean cross entropy over all targets but padding, out-of-vocabulary and end included.

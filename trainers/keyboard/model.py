@@ -101,7 +101,9 @@ def step_cell(cell: str, z: Float[Array, "rows gates"], c: Float[Array, "rows hi
     return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
 
-def hidden_states(params: Params, inputs: Int[Array, "time rows"], *, cell: str) -> Float[Array, "time rows hidden"]:
+def hidden_states(
+    params: Params, inputs: Int[Array, "time rows"], *, cell: str
+) -> Float[Array, "time rows hidden"]:
     """The LSTM's outputs from a zero state, time first."""
     hidden = params["recurrent_kernel"].shape[0]
     z = params["embedding"][inputs] @ params["input_kernel"] + params["bias"][None, None]

@@ -96,7 +96,13 @@ def value_and_grad(params: Params, batch: Packed, *, cell: str) -> tuple[Gradien
     z = at_size(gate_inputs, params["embedding"], wx, params["bias"], batch.inputs)
     z, before, h = _forward(z, wh, batch.live, rows, cell)
     loss, d_h, d_out, d_output_bias, d_projection, d_projection_bias = at_size(
-        output_layer, h, params["projection"], params["projection_bias"], out, params["output_bias"], batch.targets
+        output_layer,
+        h,
+        params["projection"],
+        params["projection_bias"],
+        out,
+        params["output_bias"],
+        batch.targets,
     )
     dz = _backward(z, before.c, d_h, wh, batch.live, rows, cell)
     d_wx, d_wh, d_bias, d_x = at_size(recurrent_layer, dz, before.h, params["embedding"], wx, batch.inputs)

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key
 
-from jaxpriv import cohort, keys, sharding
+from jaxpriv import cohort, keys, quantile, sharding
 from trainers.keyboard import client
 from trainers.keyboard.batches import RoundBatch
 from trainers.keyboard.model import ModelConfig, Params
@@ -50,9 +49,8 @@ class RoundConfig:
     clip_norm: bound C on a client's update (with `adaptive` the first one); None: no clipping, hence no privacy.
     noise_multiplier: standard deviation of one underlying Gaussian on the sum of updates, divided by the clip
       norm: z, or z_delta where bits are released beside the updates.
-    adaptive: None for a fixed clip norm.
-    restarts: rounds after which the mechanism starts anew. Its noise scale is fixed in between, so the clip norm
-      takes over the estimate only there; None: at every round (mechanisms without memory).
+    adaptive: None for a fixed clip norm. The noise scale is fixed within a segment of the mechanism, so the clip norm
+      becomes the estimate only where one starts (in every round if the mechanism is independent or None).
     weigh_by_examples: weigh updates by examples and divide by all of them; only without clipping and noise.
     """
 
@@ -62,7 +60,6 @@ class RoundConfig:
     clip_norm: float | None
     noise_multiplier: float
     adaptive: AdaptiveClip | None
-    restarts: tuple[int, ...] | None
     weigh_by_examples: bool = False
 
     def __post_init__(self):
@@ -74,7 +71,9 @@ class RoundConfig:
         if not 0 <= self.noise_multiplier < float("inf"):
             raise ValueError(f"noise_multiplier must be a number from 0, got {self.noise_multiplier}")
         if self.clip_norm is None and (self.noise_multiplier > 0 or self.adaptive):
-            raise ValueError("without a clip_norm nothing bounds a client: noise and adaptive clipping need one")
+            raise ValueError(
+                "without a clip_norm nothing bounds a client: noise and adaptive clipping need one"
+            )
         if self.clip_norm is not None and not 0 < self.clip_norm < float("inf"):
             raise ValueError(f"clip_norm must be a finite number above 0, got {self.clip_norm}")
         if self.weigh_by_examples and self.clip_norm is not None:
@@ -129,7 +128,7 @@ def init(
     config: RoundConfig,
     params: Params,
     server: optax.GradientTransformation,
-    mechanism: 'NoiseMechanism | None',
+    mechanism: "NoiseMechanism | None",
     noise_key: Key[Array, ""] | None,
 ) -> RoundState:
     """The state before the first round; `params` are copied, so donating the state leaves the caller's alone.
@@ -145,8 +144,6 @@ def init(
     if mechanism is not None:
         noise = mechanism.init(keys.stream(noise_key, "updates"), params)
     if config.adaptive is not None:
-        from jaxpriv import quantile
-
         estimate = quantile.init(config.clip_norm)
         if mechanism is not None:
             bit_noise = mechanism.init(keys.stream(noise_key, "bits"), jnp.float32(0.0))
@@ -165,7 +162,7 @@ def make_round(
     config: RoundConfig,
     model: ModelConfig,
     server: optax.GradientTransformation,
-    mechanism: 'NoiseMechanism | None',
+    mechanism: "NoiseMechanism | None",
 ) -> Callable[[RoundState, RoundBatch], tuple[RoundState, RoundInfo]]:
     """The jitted `(state, batch) -> (state, info)`; the state passed in is donated and must not be used again.
 
@@ -196,11 +193,8 @@ def make_round(
         clip_norm, estimate = state.clip_norm, None
         if config.adaptive is not None:
             estimate = state.quantile.clip
-            if config.restarts is None:
-                clip_norm = estimate
-            else:
-                starts = jnp.asarray(np.array((0, *config.restarts), np.int32))
-                clip_norm = jnp.where((starts == state.step).any(), estimate, clip_norm)
+            latches = jnp.bool_(True) if mechanism is None else mechanism.starts_segment(state.noise)
+            clip_norm = jnp.where(latches, estimate, clip_norm)
         sums, operator = cohort.clipped_sum(
             client_fn,
             state.params,
@@ -224,8 +218,6 @@ def make_round(
         quantile_state, bit_noise = state.quantile, state.bit_noise
         new_estimate, fraction = clip_norm, jnp.float32(jnp.nan)
         if config.adaptive is not None:
-            from jaxpriv import quantile
-
             noise = jnp.float32(0.0)
             if mechanism is not None:
                 bit_noise, noise = mechanism.step(

@@ -27,7 +27,9 @@ def test_every_sentence_comes_back_in_its_own_clients_batches():
     batch = pack(clients)
     spans = {
         int(i): (int(f), int(c))
-        for i, f, c in zip(batch.cohort.ids[:, 0], batch.cohort.data.first[:, 0], batch.cohort.data.count[:, 0])
+        for i, f, c in zip(
+            batch.cohort.ids[:, 0], batch.cohort.data.first[:, 0], batch.cohort.data.count[:, 0]
+        )
     }
     for client, rows in enumerate(clients):
         first, count = spans[client]

@@ -44,7 +44,7 @@ def test_equals_sgd_by_hand(one_at_a_time):
     )
     for place in range(3):
         who = int(batch.cohort.ids[place, 0])
-        update, metrics = run(jax.tree.map(lambda x: jnp.asarray(x[place, 0]), batch.cohort.data))
+        update, metrics = run(jax.tree.map(lambda x, i=place: jnp.asarray(x[i, 0]), batch.cohort.data))
         want = by_hand(params, clients[who], learning_rate=0.5, epochs=2, batch_size=4)
         for name in params:
             np.testing.assert_allclose(update[name], want[name], rtol=1e-4, atol=1e-6, err_msg=name)

@@ -58,5 +58,7 @@ def test_order_does_not_matter(pieces):
     rows = np.concatenate(data.clients(6, sizes=(90,)))
     mixed = np.concatenate(np.array_split(rows, pieces)[::-1])
     np.testing.assert_allclose(
-        evaluate.evaluate(params(), mixed, CONFIG)[:4], evaluate.evaluate(params(), rows, CONFIG)[:4], rtol=1e-5
+        evaluate.evaluate(params(), mixed, CONFIG)[:4],
+        evaluate.evaluate(params(), rows, CONFIG)[:4],
+        rtol=1e-5,
     )

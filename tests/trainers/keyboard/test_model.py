@@ -65,7 +65,9 @@ def test_padding_neither_adds_to_the_loss_nor_changes_it():
     rows = data.clients()[3]
     wider = np.pad(rows, ((0, 3), (0, 4)))
     loss = jax.jit(model.loss, static_argnames="cell")
-    losses = [loss(params, jnp.asarray(r[:, :-1].T), jnp.asarray(r[:, 1:].T), cell="cifg") for r in (rows, wider)]
+    losses = [
+        loss(params, jnp.asarray(r[:, :-1].T), jnp.asarray(r[:, 1:].T), cell="cifg") for r in (rows, wider)
+    ]
     np.testing.assert_allclose(*losses, rtol=1e-6)
     nothing = jnp.zeros((7, 4), jnp.int32)
     assert float(loss(params, nothing, nothing, cell="cifg")) == 0
@@ -90,7 +92,9 @@ def test_a_packed_step_is_a_plain_step(cell, shared):
         new, got = step(params, batch, learning_rate=0.5, cell=cell)
         np.testing.assert_allclose(got, loss, rtol=1e-5, atol=1e-6)
         for name, value in params.items():
-            np.testing.assert_allclose(new[name], value - 0.5 * grads[name], rtol=1e-5, atol=2e-6, err_msg=name)
+            np.testing.assert_allclose(
+                new[name], value - 0.5 * grads[name], rtol=1e-5, atol=2e-6, err_msg=name
+            )
 
 
 def test_sizes_that_make_no_model_are_refused():
