@@ -32,6 +32,10 @@ class Config:
     """A new tree (or strategy segment) starts after each of these round counts."""
     completion: bool
     """Pad a tree with empty leaves before a restart (tree mechanisms only)."""
+    buffers: int
+    """Buffers of the BLT strategy (model copies on the server)."""
+    bands: int
+    """Bands of the banded strategy (one model copy less on the server), at most the separation."""
     clip: Literal["fixed", "adaptive"]
     """`adaptive`: the clip norm becomes the private quantile estimate at every restart."""
     clip_norm: float
@@ -106,6 +110,18 @@ class Config:
     """Print one JSON object as the last line of standard output; everything else goes to standard error."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """Score the newest checkpoint of a run on test clients."""
+
+    run_dir: str = "runs/keyboard"
+    """Folder of the run."""
+    data: str | None = None
+    """Score on the test clients of this file instead of the run's own."""
+    json: bool = False
+    """Print one JSON object as the last line of standard output; everything else goes to standard error."""
+
+
 DEMO = Config(
     data="docstrings",
     public="docstrings",
@@ -118,6 +134,8 @@ DEMO = Config(
     mechanism="tree_reduced",
     restarts=(),
     completion=False,
+    buffers=3,
+    bands=16,
     clip="fixed",
     clip_norm=1.0,
     clip_quantile=0.5,

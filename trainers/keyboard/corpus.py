@@ -1,0 +1,102 @@
+"""What a run trains and is measured on: clients, public text, vocabulary, all as token ids."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Int
+
+from trainers.common import docstrings, files, readers
+from trainers.common.errors import InputError
+from trainers.common.packed import ClientData
+from trainers.common.vocabulary import Vocabulary
+from trainers.keyboard.config import Config
+
+EMBEDDED = "docstrings"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+    """Encoded text.
+
+    train: one int32 [examples, sequence_length + 1] array a client (begin, words, end, zeros).
+    ids: the clients' ids as in the source, in the order of `train`.
+    hours: for each client its hours of activity, int8, or None where the data have none.
+    validation, test: examples of clients never trained on, int32 [examples, sequence_length + 1].
+    public: the same of the public text, or None.
+    digests: SHA-256 of data and vocabulary; a resumed run must find them unchanged.
+    notes: what reading met, for the operator's log only (it depends on clients' data).
+    """
+
+    vocabulary: Vocabulary
+    train: list[Int[np.ndarray, "examples width"]]
+    ids: list[str] | list[int]
+    hours: list[np.ndarray] | None
+    validation: Int[np.ndarray, "examples width"]
+    test: Int[np.ndarray, "examples width"]
+    public: Int[np.ndarray, "examples width"] | None
+    digests: dict[str, str]
+    notes: list[str]
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.train)
+
+
+def load(config: Config) -> Corpus:
+    """Reads and encodes everything that `config` names.
+
+    Raises:
+      InputError: a file cannot be used, or nothing usable is in it.
+    """
+    public = None
+    if EMBEDDED in (config.data, config.public):
+        embedded = docstrings.load_default(max_examples_per_client=config.max_examples)
+    if config.data == EMBEDDED:
+        splits = embedded.clients
+    else:
+        splits = readers.read_splits(config.data, max_examples_per_client=config.max_examples)
+    if config.public == EMBEDDED:
+        public = embedded.public
+    elif config.public != "none":
+        public = readers.read_texts(config.public)
+
+    if config.vocabulary != "public":
+        vocabulary = Vocabulary.from_tsv(config.vocabulary, config.vocabulary_size)
+        if len(vocabulary) < config.vocabulary_size:
+            raise InputError(
+                f"vocabulary {config.vocabulary} holds {len(vocabulary)} usable words, fewer than "
+                f"--vocabulary-size {config.vocabulary_size}; lower the size or give a longer list"
+            )
+    elif public is None:
+        raise InputError("--vocabulary public needs public text; give --public FILE or --vocabulary FILE")
+    else:
+        vocabulary = Vocabulary.from_public_texts(public.tokens, config.vocabulary_size)
+
+    length = config.sequence_length
+    if splits.shared_clients:
+        raise InputError(
+            f"{splits.shared_clients} clients of {config.data} stand in more than one split; evaluation must "
+            "be on clients never trained on: give each client one split"
+        )
+    train, test = splits.train, splits.test
+    if not test.num_examples or not train.num_examples:
+        raise InputError(f"{config.data} has no usable example to train or to test on; check its text field")
+    encoded = vocabulary.encode(train.tokens, length)
+    return Corpus(
+        vocabulary=vocabulary,
+        train=np.split(encoded, train.starts[1:-1]),
+        ids=train.ids,
+        hours=None if train.hours is None else np.split(train.hours, train.starts[1:-1]),
+        validation=vocabulary.encode(splits.validation.tokens, length),
+        test=vocabulary.encode(test.tokens, length),
+        public=None if public is None else vocabulary.encode(public.tokens, length),
+        digests={
+            "data": files.digest_of(*(part.digest for part in (train, splits.validation, test))),
+            "vocabulary": vocabulary.digest,
+        },
+        notes=_notes(train, splits.origin),
+    )
+
+
+def _notes(train: ClientData, origin: str) -> list[str]:
+    return [f"{train.num_clients} clients, {train.num_examples} examples; {origin}", *train.report.lines()]

@@ -1,0 +1,79 @@
+"""The pictures of a run, drawn again from its metrics: accuracy, perplexity, clip norm, privacy spent."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from trainers.common import metrics, plots
+
+CENSUS_RHO = 2.6  # US Census 2020 redistricting data, persons and units together: a mark for scale
+
+
+def draw(
+    runs: Mapping[str, pathlib.Path], out: pathlib.Path, *, ngram: Mapping[str, Any] | None, delta: float
+) -> None:
+    """Writes `learning.png`, `clipping.png` and `privacy.png` into `out`.
+
+    Args:
+      runs: label -> run folder; the first is the run itself.
+      ngram: scores of the n-gram baseline, drawn as lines.
+    """
+    out.mkdir(exist_ok=True)
+    lines = {label: metrics.read(folder / "metrics.jsonl") for label, folder in runs.items()}
+    scores = {label: [r for r in rows if "evaluation" in r] for label, rows in lines.items()}
+
+    made, (left, right) = plots.figure(2)
+    line = lambda name: {} if ngram is None else {"5-gram": ngram[name]}
+    for axis, name, title in ((left, "top1_words", "top-1 words, %"), (right, "perplexity", "perplexity")):
+        plots.curves(
+            axis,
+            {
+                k: ([r["round"] + 1 for r in v], [r["evaluation"][name] for r in v])
+                for k, v in scores.items()
+                if v
+            },
+            xlabel="round",
+            ylabel=title,
+            lines=line(name),
+            title="clients never trained on (not covered by the guarantee)",
+            log_y=name == "perplexity",
+        )
+    plots.save(made, out / "learning.png")
+
+    own = [r for r in next(iter(lines.values())) if "clip_norm" in r]
+    made, (left, right) = plots.figure(2)
+    x = [r["round"] + 1 for r in own]
+    plots.curves(
+        left,
+        {
+            "clip norm in force": (x, [r["clip_norm"] for r in own]),
+            "quantile estimate": (x, [r["estimate"] for r in own]),
+        },
+        xlabel="round",
+        ylabel="L2 norm of an update",
+    )
+    series = {"L2 norm of the noised mean": (x, [r["update_norm"] for r in own])}
+    if any(r["fraction"] is not None for r in own):
+        series["noised fraction within the estimate"] = (x, [r["fraction"] for r in own])
+    plots.curves(right, series, xlabel="round", ylabel="released by round")
+    plots.save(made, out / "clipping.png")
+
+    spent = [r for r in next(iter(scores.values())) if r["rho"] is not None]
+    if spent:
+        made, (left, right) = plots.figure(2)
+        x = [r["round"] + 1 for r in spent]
+        plots.curves(
+            left,
+            {"this run": (x, [r["rho"] for r in spent])},
+            xlabel="round",
+            ylabel="rho (zCDP)",
+            lines={"US Census 2020: rho = 2.6": CENSUS_RHO},
+            log_y=True,
+        )
+        plots.curves(
+            right,
+            {"this run": (x, [r["epsilon"] for r in spent])},
+            xlabel="round",
+            ylabel=f"epsilon at delta = {delta:g}",
+        )
+        plots.save(made, out / "privacy.png")

@@ -1,0 +1,222 @@
+"""From settings to what will run and what it will be accounted as; everything that cannot be served is refused here."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+import accounting
+from accounting import record, strategies
+from jaxpriv import noise, participation
+from trainers.common.errors import InputError
+from trainers.keyboard.config import Config
+from trainers.keyboard.round import AdaptiveClip, RoundConfig
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What a run does, decided before it reads a client's text twice.
+
+    min_separation, max_participations: enforced b and k.
+    mechanism: None adds no noise.
+    round: the settings of every round.
+    record: the same for the accountant.
+    selected: clients selected per round, the report goal and over-selection together.
+    """
+
+    min_separation: int
+    max_participations: int
+    mechanism: noise.NoiseMechanism | None
+    round: RoundConfig
+    record: record.RunRecord
+    selected: int
+
+
+def make(config: Config, *, population: int, vocabulary_origin: str) -> Plan:
+    """Checks `config` against the population and derives limits, noise and record.
+
+    Raises:
+      InputError, ValueError: a setting that cannot be served, with its value and the remedy.
+    """
+    _check(config)
+    selected = math.ceil(config.report_goal * (1 + config.over_selection))
+    b, k = _participation(config, population, selected)
+    private = config.mechanism != "none"
+    sigma_b, z_updates, adaptive = None, config.noise_multiplier if private else 0.0, None
+    if config.clip == "adaptive":
+        sigma_b = config.clipped_count_stddev
+        if sigma_b is None:
+            sigma_b = accounting.default_count_stddev(config.report_goal)
+        if private:
+            z_updates = accounting.value_noise_multiplier(config.noise_multiplier, count_stddev=sigma_b)
+        adaptive = AdaptiveClip(
+            target=config.clip_quantile, learning_rate=config.clip_learning_rate, count_stddev=sigma_b
+        )
+    strategy = _strategy(config, b)
+    origin = "public" if vocabulary_origin == "public" else "clients"
+    notes = (
+        ["the vocabulary's origin is not stated; it is taken as clients' text"]
+        if vocabulary_origin == "unstated"
+        else []
+    )
+    ran = record.RunRecord(
+        mechanism=config.mechanism,
+        noise_multiplier=config.noise_multiplier if private else 0.0,
+        num_rounds=config.rounds,
+        min_separation=b,
+        max_participations=k,
+        adjacency=config.adjacency,
+        delta=config.delta,
+        report_goal=config.report_goal,
+        clip={
+            "kind": config.clip,
+            "norm": config.clip_norm,
+            "count_stddev": sigma_b,
+            "quantile": config.clip_quantile if adaptive else None,
+            "learning_rate": config.clip_learning_rate if adaptive else None,
+        },
+        unit="device",
+        population=population,
+        restarts=config.restarts,
+        completion=config.completion,
+        strategy=_coefficients(strategy),
+        simulation=config.insecure_noise_seed is not None,
+        vocabulary=origin,
+        not_covered=(
+            "the n-gram baseline and every accuracy and perplexity: they are computed from clients' text",
+        ),
+        notes=notes,
+        deployment={"report_goal": config.deployment_report_goal, "population": config.deployment_population},
+    )
+    return Plan(
+        min_separation=b,
+        max_participations=k,
+        mechanism=_mechanism(config, strategy),
+        round=RoundConfig(
+            report_goal=config.report_goal,
+            client_learning_rate=config.client_learning_rate,
+            local_epochs=config.local_epochs,
+            clip_norm=config.clip_norm,
+            noise_multiplier=z_updates,
+            adaptive=adaptive,
+        ),
+        record=ran,
+        selected=selected,
+    )
+
+
+def _check(config: Config) -> None:
+    """Refuses settings that no population could serve."""
+    for name, low in (
+        ("rounds", 1),
+        ("report_goal", 1),
+        ("vocabulary_size", 1),
+        ("local_epochs", 1),
+        ("batch_size", 1),
+        ("max_examples", 1),
+        ("sequence_length", 1),
+        ("embedding_size", 1),
+        ("hidden_size", 1),
+        ("chunk_size", 1),
+        ("buffers", 1),
+        ("bands", 1),
+        ("evaluate_every", 1),
+        ("evaluation_examples", 1),
+        ("checkpoint_every", 1),
+        ("deployment_report_goal", 1),
+        ("deployment_population", config.deployment_report_goal),
+    ):
+        if getattr(config, name) < low:
+            raise InputError(f"{_option(name)} must be at least {low}, got {getattr(config, name)}")
+    for name in ("client_learning_rate", "server_learning_rate", "clip_norm", "clip_learning_rate"):
+        if not 0 < getattr(config, name) < math.inf:
+            raise InputError(f"{_option(name)} must be a finite number above 0, got {getattr(config, name)}")
+    for name in ("clip_quantile", "delta"):
+        if not 0 < getattr(config, name) < 1:
+            raise InputError(f"{_option(name)} must be between 0 and 1, got {getattr(config, name)}")
+    for name in ("server_momentum", "drop_out"):
+        if not 0 <= getattr(config, name) < 1:
+            raise InputError(f"{_option(name)} must be at least 0 and below 1, got {getattr(config, name)}")
+    if not 0 <= config.over_selection < math.inf:
+        raise InputError(f"--over-selection must be a finite number from 0, got {config.over_selection}")
+    for name in ("seed", "insecure_noise_seed"):
+        value = getattr(config, name)
+        if value is not None and not 0 <= value < 2**32:
+            raise InputError(f"{_option(name)} must be from 0 to 2^32 - 1, got {value}")
+    z = config.noise_multiplier
+    if config.mechanism == "none":
+        return
+    if not 0 <= z < math.inf:
+        raise InputError(f"--noise-multiplier must be a finite number above 0, got {z}")
+    if z == 0:
+        raise InputError(
+            "--noise-multiplier 0 adds no noise and guarantees nothing; say --mechanism none instead"
+        )
+    if config.restarts and (
+        any(a >= b for a, b in zip((0, *config.restarts), config.restarts, strict=False))
+        or config.restarts[-1] >= config.rounds
+    ):
+        raise InputError(
+            f"--restarts must be rising round counts above 0 and below --rounds {config.rounds}, "
+            f"got {' '.join(map(str, config.restarts))}"
+        )
+    if config.completion and config.mechanism not in ("tree", "tree_reduced"):
+        raise InputError(f"--completion pads trees; the mechanism is {config.mechanism}")
+
+
+def _participation(config: Config, population: int, selected: int) -> tuple[int, int]:
+    """Enforced (b, k), or a refusal with the numbers."""
+    n, rounds = population, config.rounds
+    if n < selected:
+        raise InputError(
+            f"{n} clients cannot fill a round of {selected}; lower --report-goal or --over-selection"
+        )
+    b = config.min_separation
+    if b is None:
+        b = max(1, min(rounds, n // selected))
+    k = participation.most_participations(rounds, b)
+    if config.max_participations is not None:
+        k = min(k, config.max_participations)
+    participation.check_capacity(
+        n, report_goal=selected, num_rounds=rounds, min_separation=b, max_participations=k
+    )
+    return b, k
+
+
+def _strategy(config: Config, b: int) -> strategies.BLT | strategies.Toeplitz | None:
+    """The matrix mechanism's strategy, with its coefficients as applied (float32 values)."""
+    segment = int(max(np.diff([0, *config.restarts, config.rounds])))
+    if config.mechanism == "blt":
+        return strategies.applied(strategies.rational_blt(segment, config.buffers))
+    if config.mechanism == "banded":
+        return strategies.applied(strategies.banded_square_root(min(config.bands, b, segment)))
+    return None
+
+
+def _coefficients(strategy: strategies.BLT | strategies.Toeplitz | None) -> dict[str, Any] | None:
+    if isinstance(strategy, strategies.BLT):
+        return {"theta": list(strategy.theta), "omega": list(strategy.omega)}
+    return None if strategy is None else {"coefficients": list(strategy.coefficients)}
+
+
+def _mechanism(
+    config: Config, strategy: strategies.BLT | strategies.Toeplitz | None
+) -> noise.NoiseMechanism | None:
+    match config.mechanism:
+        case "none":
+            return None
+        case "independent":
+            return noise.independent()
+        case "tree":
+            return noise.tree(config.restarts, config.completion)
+        case "tree_reduced":
+            return noise.tree_reduced(config.rounds, config.restarts, config.completion)
+        case "blt":
+            return noise.blt(strategy, config.restarts)
+        case "banded":
+            return noise.banded(strategy, config.restarts)
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,177 @@
+"""A whole command: the run, its comparisons, statement, pictures and closing table."""
+
+import concurrent.futures
+import dataclasses
+import json
+import pathlib
+import threading
+from typing import Any
+
+import jax
+
+from accounting import reporting
+from trainers.common import checkpoint, files, run_dir
+from trainers.common.errors import InputError
+from trainers.keyboard import corpus, ngram, pictures
+from trainers.keyboard import evaluate as scoring
+from trainers.keyboard.config import Config, EvaluateConfig
+from trainers.keyboard.train import Outcome, Run
+
+NO_NOISE = "no_noise"
+
+
+def train(config: Config) -> tuple[dict[str, Any], str]:
+    """Runs `jaxpriv keyboard train`: returns the JSON result and the closing text."""
+    folder = pathlib.Path(config.run_dir)
+    if config.resume:
+        run_dir.require(folder)
+    data = corpus.load(config)
+    configs = {"": config}
+    if config.compare and config.mechanism != "none":
+        configs[NO_NOISE] = dataclasses.replace(config, mechanism="none", run_dir=str(folder / NO_NOISE))
+    runs = {
+        name: Run(each, data, folder / name) for name, each in configs.items()
+    }  # refuses before it writes
+    if not config.resume:
+        run_dir.create(folder)
+    for name in runs:
+        (folder / name).mkdir(exist_ok=True)
+    outcomes = _side_by_side(runs)
+    baseline = _ngram(data, folder) if config.compare else None
+
+    statement = reporting.report(folder)
+    with files.atomic_write(folder / "privacy.json") as file:
+        file.write(statement.json())
+    with files.atomic_write(folder / "privacy.md") as file:
+        file.write(statement.markdown())
+    labels = {config.mechanism: folder} | ({"without noise": folder / NO_NOISE} if NO_NOISE in runs else {})
+    pictures.draw(labels, folder / "plots", ngram=baseline, delta=config.delta)
+
+    own = outcomes[""]
+    spent = runs[""].spent(config.rounds)
+    result = {
+        "run_dir": str(folder),
+        **_scores(own.test),
+        "ngram_top1_words": None if baseline is None else baseline["top1_words"],
+        "rho": spent["rho"],
+        "epsilon": spent["epsilon"],
+        "delta": None if spent["rho"] is None else config.delta,
+        "seconds": own.seconds,
+    }
+    rows = {_label(config): own.test._asdict()}
+    if NO_NOISE in outcomes:
+        rows["same model without noise"] = outcomes[NO_NOISE].test._asdict()
+    if baseline is not None:
+        rows["5-gram of the clients' text"] = baseline
+    text = "\n".join(
+        [
+            table(rows),
+            "on test clients, whose text was never trained on; these scores are not covered by the guarantee",
+            "",
+            statement.sentence,
+            *_deployment(statement.data),
+            f"Pictures, statement (privacy.md) and metrics: {folder}",
+        ]
+    )
+    return result, text
+
+
+def _side_by_side(runs: dict[str, Run]) -> dict[str, Outcome]:
+    """Trains every run, each on a device of its own where there are several; numbers do not depend on it."""
+    devices = jax.local_devices()
+    stop = threading.Event()
+
+    def train_on(run: Run, device: jax.Device) -> Outcome:
+        with jax.default_device(device):
+            try:
+                return run.train(stop)
+            except BaseException:
+                stop.set()
+                raise
+
+    if len(runs) == 1 or len(devices) == 1:
+        return {name: train_on(run, devices[0]) for name, run in runs.items()}
+    with concurrent.futures.ThreadPoolExecutor(len(runs)) as pool:
+        waiting = {name: pool.submit(train_on, run, devices[i]) for i, (name, run) in enumerate(runs.items())}
+        try:
+            concurrent.futures.wait(waiting.values(), return_when=concurrent.futures.FIRST_EXCEPTION)
+        except KeyboardInterrupt:
+            stop.set()
+            raise
+        failed = [f for f in waiting.values() if f.done() and f.exception() is not None]
+        real = [f for f in failed if not isinstance(f.exception(), KeyboardInterrupt)]
+        for future in real or failed:
+            future.result()
+        return {name: future.result() for name, future in waiting.items()}
+
+
+def _ngram(data: corpus.Corpus, folder: pathlib.Path) -> dict[str, float]:
+    """Scores of the 5-gram of the clients' text on the test clients; counted once a run."""
+    path = folder / "ngram.json"
+    if path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))
+    import numpy as np
+
+    fitted = ngram.fit(np.concatenate(data.train), vocabulary=data.vocabulary, order=5)
+    scores = ngram.evaluate(fitted, data.test)._asdict()
+    with files.atomic_write(path) as file:
+        json.dump({"covered_by_guarantee": False, **scores}, file, indent=1)
+    return scores
+
+
+def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
+    """Scores the newest checkpoint of a run on its test clients, or on those of another file."""
+    folder = run_dir.require(config.run_dir)
+    saved = run_dir.read_config(folder)
+    saved["restarts"] = tuple(saved["restarts"])
+    if config.data is not None:
+        saved |= {"data": config.data}
+        if saved["vocabulary"] == "public":
+            saved |= {"vocabulary": str(folder / "vocabulary.json")}
+    trained = Config(**saved)
+    data = corpus.load(trained)
+    run = Run(trained, data, folder)
+    at = checkpoint.latest(run.checkpoints)
+    if at is None:
+        raise InputError(f"{folder} has no whole checkpoint; train it first, or go on with --resume")
+    state = checkpoint.load(run.checkpoints, at, run.start())
+    scores = scoring.evaluate(state.round.params, data.test, run.sizes)
+    baseline = _ngram(data, folder) if config.data is None and trained.compare else None
+    spent = run.spent(at)
+    result = {
+        "run_dir": str(folder),
+        **_scores(scores),
+        "ngram_top1_words": None if baseline is None else baseline["top1_words"],
+        "rho": spent["rho"],
+        "epsilon": spent["epsilon"],
+        "delta": None if spent["rho"] is None else trained.delta,
+        "seconds": None,
+    }
+    return result, table({_label(trained) + f", round {at}": scores._asdict()})
+
+
+def _scores(test: scoring.Evaluation) -> dict[str, float]:
+    return {name: getattr(test, name) for name in ("top1_words", "top3_words", "tff_accuracy", "perplexity")}
+
+
+def _label(config: Config) -> str:
+    if config.mechanism == "none":
+        return "federated model without noise"
+    return f"private model ({config.mechanism}, z = {config.noise_multiplier:g}, m = {config.report_goal})"
+
+
+def table(rows: dict[str, dict[str, float]]) -> str:
+    """Scores as a table: percent, and perplexity."""
+    width = max(map(len, rows))
+    lines = [f"{'':<{width}}  top-1 words %  top-3 words %  TFF accuracy %  perplexity"]
+    for label, row in rows.items():
+        lines.append(
+            f"{label:<{width}}  {row['top1_words']:13.2f}  {row['top3_words']:13.2f}"
+            f"  {row['tff_accuracy']:14.2f}  {row['perplexity']:10.1f}"
+        )
+    return "\n".join(lines)
+
+
+def _deployment(statement: dict[str, Any]) -> list[str]:
+    section = statement.get("deployment")
+    return [] if not section else ["At deployment scale (a projection, not this run): " + section["sentence"]]

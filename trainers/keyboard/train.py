@@ -1,0 +1,275 @@
+"""Simulated federated training with DP-FTRL, killed and resumed at will.
+
+    jaxpriv keyboard train
+
+trains on the docstrings of installed packages: some minutes on two cores, and prints the private model beside the
+same model without noise and an n-gram, then the privacy statement. Everything goes to the run folder:
+
+    config.json manifest.json           what was asked for, what ran
+    mechanism.json participation.jsonl  what the accountant needs (`jaxpriv account report RUN_DIR`)
+    privacy.json privacy.md             the statement
+    metrics.jsonl                       by round: released figures, and evaluations (which no guarantee covers)
+    operator.jsonl timing.jsonl         by round: the operator's figures (not covered, not for release); seconds
+    checkpoints/                        the whole state, with the secret noise key (owner only)
+    plots/ vocabulary.json ngram.json
+"""
+
+import pathlib
+import threading
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import accounting
+from accounting import record
+from jaxpriv import keys, participation
+from trainers.common import checkpoint, entropy, manifest, metrics, progress, run_dir
+from trainers.common.errors import InputError
+from trainers.keyboard import batches, corpus, evaluate, model, plan
+from trainers.keyboard import round as rounds
+from trainers.keyboard.config import Config
+
+# Settings that a resumed run may change: they change no number.
+FREE = ("resume", "json", "run_dir", "devices", "compare")
+MOST_NON_FINITE_ROUNDS = 3
+MOST_ABANDONED_ATTEMPTS = 1000
+COMMAND = "jaxpriv keyboard train"
+
+
+class State(NamedTuple):
+    """Everything that a resumed run goes on from; private, since it holds the noise key.
+
+    round: model, server optimizer, noise and quantile states. devices: timers and counts. attempts: cohorts drawn
+    so far, abandoned ones included. non_finite: rounds running in which every update was non-finite.
+    secret: the 256 bits that the noise key comes from.
+    """
+
+    round: rounds.RoundState
+    devices: participation.State
+    attempts: np.ndarray
+    non_finite: np.ndarray
+    secret: np.ndarray
+
+
+class Outcome(NamedTuple):
+    """params: after the last round. test: on clients never trained on. seconds: of rounds and evaluations."""
+
+    params: model.Params
+    test: evaluate.Evaluation
+    seconds: float
+
+
+class Run:
+    """One training run in its folder."""
+
+    def __init__(self, config: Config, data: corpus.Corpus, folder: pathlib.Path):
+        self.config, self.data, self.folder = config, data, folder
+        self.plan = plan.make(config, population=data.num_clients, vocabulary_origin=data.vocabulary.origin)
+        self.sizes = model.ModelConfig(
+            num_tokens=data.vocabulary.size,
+            embedding_size=config.embedding_size,
+            hidden_size=config.hidden_size,
+            shared_embeddings=config.shared_embeddings,
+        )
+        self.server = optax.sgd(config.server_learning_rate, momentum=config.server_momentum or None)
+        self.step = rounds.make_round(self.plan.round, self.sizes, self.server, self.plan.mechanism)
+        self.cohort_key = keys.stream(keys.root(config.seed), "cohorts")
+        self.facts = {
+            "settings": {k: v for k, v in manifest.config_dict(config).items() if k not in FREE},
+            "digests": data.digests,
+        }
+
+    def start(self) -> State:
+        """The state before the first round, with a fresh secret."""
+        if self.config.insecure_noise_seed is None:
+            secret = entropy.secret_words()
+        else:
+            seed = keys.stream(keys.root(self.config.insecure_noise_seed), "insecure noise")
+            secret = np.asarray(jax.random.bits(seed, (8,), jnp.uint32))
+        noise_key = None if self.plan.mechanism is None else entropy.key_from_words(secret)
+        params = model.init_params(self.sizes, seed=self.config.seed)
+        return State(
+            round=rounds.init(self.plan.round, params, self.server, self.plan.mechanism, noise_key),
+            devices=participation.init(self.data.num_clients),
+            attempts=np.asarray(0, np.int64),
+            non_finite=np.asarray(0, np.int64),
+            secret=secret,
+        )
+
+    def resume(self) -> tuple[int, State]:
+        """The newest whole checkpoint's round and state; round 0 when the run was killed before its first one.
+
+        Raises:
+          InputError: the checkpoint is of another run: other settings, data or vocabulary.
+        """
+        at = checkpoint.latest(self.checkpoints)
+        if at is None:
+            return 0, self.start()
+        saved = checkpoint.read_facts(self.checkpoints, at)
+        now = metrics.plain(self.facts)
+        for what in ("settings", "digests"):
+            run_dir.require_same(saved[what], now[what], where=f"the run in {self.folder}", what=what)
+        return at, checkpoint.load(self.checkpoints, at, self.start())
+
+    @property
+    def checkpoints(self) -> pathlib.Path:
+        return self.folder / "checkpoints"
+
+    def train(self, stop: threading.Event) -> Outcome:
+        """Runs, or goes on with, all rounds, and returns the model with its scores on the test clients.
+
+        Args:
+          stop: set from outside to end it between two rounds, as Ctrl-C does.
+        """
+        config, folder = self.config, self.folder
+        if config.resume and (folder / "config.json").exists():
+            first, state = self.resume()
+        else:
+            first, state = 0, self.start()
+            manifest.write(folder, command=COMMAND, config=config, digests=self.data.digests)
+            record.write_mechanism(folder, self.plan.record)
+            self.data.vocabulary.save(folder / "vocabulary.json")
+        for name in ("metrics.jsonl", "operator.jsonl", "timing.jsonl"):
+            metrics.truncate(folder / name, before_round=first)
+        validation = self.data.validation if len(self.data.validation) else self.data.test
+        validation = validation[: config.evaluation_examples]
+        log = record.ParticipationLog(folder, from_round=first)
+        bar = progress.bar(
+            total=config.rounds, initial=first, what=f"{config.mechanism} {folder.name}", unit="round"
+        )
+        with (
+            metrics.Writer(folder / "metrics.jsonl") as released,
+            metrics.Writer(folder / "operator.jsonl") as operator,
+            metrics.Writer(folder / "timing.jsonl") as timing,
+            bar,
+        ):
+            for t in range(first, config.rounds):
+                if stop.is_set():
+                    raise KeyboardInterrupt
+                began = time.perf_counter()
+                state, reporters, failed = self.next_cohort(state, t)
+                batch = batches.pack_round(
+                    reporters,
+                    [self.data.train[i] for i in reporters],
+                    batch_size=config.batch_size,
+                    max_examples=config.max_examples,
+                    chunk_size=config.chunk_size,
+                    num_clients=config.report_goal,
+                    width=config.sequence_length + 1,
+                )
+                log.append(
+                    t, [self.data.ids[i] for i in reporters], failed=[self.data.ids[i] for i in failed]
+                )
+                new, info = self.step(state.round, batch)
+                streak = int(state.non_finite) + 1 if rounds.diverged(info) else 0
+                state = state._replace(round=new, non_finite=np.asarray(streak, np.int64))
+                released.write(round=t, **info.released._asdict())
+                operator.write(round=t, covered_by_guarantee=False, **_operator(info.operator))
+                timing.write(round=t, seconds=time.perf_counter() - began)
+                if streak >= MOST_NON_FINITE_ROUNDS:
+                    raise InputError(
+                        f"round {t + 1}: every update of the last {streak} rounds was NaN or infinite, so training "
+                        "has diverged; start again with a lower --client-learning-rate or --server-learning-rate"
+                    )
+                done = t + 1
+                if done % config.evaluate_every == 0 or done == config.rounds:
+                    self.evaluate(state, validation, t, released, timing)
+                if done % config.checkpoint_every == 0 or done == config.rounds:
+                    for writer in (released, operator, timing):
+                        writer.sync()
+                    checkpoint.save(self.checkpoints, done, state, facts=self.facts)
+                bar.update()
+        log.close()
+        test = evaluate.evaluate(state.round.params, self.data.test, self.sizes)
+        seconds = sum(line["seconds"] for line in metrics.read(folder / "timing.jsonl"))
+        return Outcome(state.round.params, test, seconds)
+
+    def next_cohort(self, state: State, t: int) -> tuple[State, list[int], list[int]]:
+        """Draws cohorts until the report goal is met: `(state, reporters, other devices that downloaded)`.
+
+        Raises:
+          InputError: the goal cannot be met, or the cohort would break what the accountant is told.
+        """
+        failed: list[int] = []
+        for _ in range(MOST_ABANDONED_ATTEMPTS):
+            attempt = int(state.attempts)
+            devices, cohort = self._select(keys.fold(self.cohort_key, attempt), state.devices, t, attempt)
+            state = state._replace(devices=devices, attempts=np.asarray(attempt + 1, np.int64))
+            if bool(cohort.breaks_limits):
+                raise InputError(
+                    f"round {t}: a cohort breaks the limits that the guarantee is stated for "
+                    f"(separation {self.plan.min_separation}, {self.plan.max_participations} participations); "
+                    "nothing of this round was released"
+                )
+            chosen, reports = np.asarray(cohort.chosen), np.asarray(cohort.reports)
+            failed += chosen[np.asarray(cohort.is_chosen) & ~reports].tolist()
+            if bool(cohort.released):
+                return state, sorted(chosen[reports].tolist()), sorted(failed)
+        raise InputError(
+            f"round {t}: no cohort of {self.config.report_goal} in {MOST_ABANDONED_ATTEMPTS} attempts; lower "
+            "--report-goal, --min-separation or --drop-out, or raise --over-selection"
+        )
+
+    def _select(self, key, devices: participation.State, t: int, attempt: int):
+        config = self.config
+        available: Any = 1.0
+        if config.availability == "diurnal":
+            available = participation.diurnal(float(attempt % 24), peak=self._peaks())
+        return _select(
+            key,
+            devices,
+            jnp.int32(t),
+            report_goal=config.report_goal,
+            num_chosen=self.plan.selected,
+            available=available,
+            drop_out=config.drop_out,
+            min_separation=self.plan.min_separation,
+            max_participations=self.plan.max_participations,
+        )
+
+    def _peaks(self) -> Any:
+        """The hour of day each device is most often active at; 2 at night where the data have no hours."""
+        if self.data.hours is None:
+            return 2.0
+        peaks = [
+            np.bincount(h.astype(np.int64), minlength=24).argmax() if len(h) else 2 for h in self.data.hours
+        ]
+        return jnp.asarray(peaks, jnp.float32)
+
+    def evaluate(
+        self, state: State, examples, t: int, released: metrics.Writer, timing: metrics.Writer
+    ) -> None:
+        """Writes scores on held-out clients, and what the rounds so far have cost."""
+        began = time.perf_counter()
+        scores = evaluate.evaluate(state.round.params, examples, self.sizes)
+        spent = self.spent(t + 1)
+        released.write(round=t, evaluation=scores._asdict(), covered_by_guarantee=False, **spent)
+        timing.write(round=t, seconds=time.perf_counter() - began)
+
+    def spent(self, num_rounds: int) -> dict[str, float | None]:
+        """rho and epsilon of the first `num_rounds` rounds, over all schedules within the enforced limits."""
+        if self.plan.mechanism is None:
+            return {"rho": None, "epsilon": None}
+        found = accounting.compose(self.plan.record.mechanisms(num_rounds), delta=self.config.delta)
+        return {"rho": found.rho, "epsilon": found.epsilon}
+
+
+_select = jax.jit(participation.select, static_argnames=("report_goal", "num_chosen", "max_jitter"))
+
+
+def _operator(info: Any) -> dict[str, Any]:
+    """Sums over clients as means a person can read."""
+    usable = max(int(info.num_present) - int(info.num_empty) - int(info.num_non_finite), 1)
+    return {
+        "num_present": info.num_present,
+        "num_empty": info.num_empty,
+        "num_non_finite": info.num_non_finite,
+        "num_clipped": info.num_clipped,
+        "num_examples": info.num_examples,
+        "mean_norm": float(info.norm) / usable,
+        "training_loss": float(info.metrics["loss"]) / max(float(info.metrics["batches"]), 1.0),
+    }
