@@ -39,9 +39,11 @@ CREATE INDEX idx_metadata_client_id ON client_metadata (client_id);
 def rows(path: PathLike) -> Iterator[Row]:
     """Yields one record an example, in row order: client_id, split and features, bytes as text.
 
-    A feature of one value is that value, of none None, of several a list.
+    A feature of one value is that value, of none None, of several a list. A client of `client_metadata` that
+    has no examples comes last, with every feature an empty list.
     """
     file = existing_file(path, "data file")
+    names: dict[str, list] = {}
     with _opened(file) as database:
         try:
             cursor = database.execute(
@@ -55,7 +57,13 @@ def rows(path: PathLike) -> Iterator[Row]:
                 except ValueError as error:
                     yield Row(where, None, f"not a tf.train.Example ({error})")
                     continue
+                names.update({name: [] for name in record})
                 yield Row(where, record | {"client_id": client, "split": split})
+            cursor = database.execute(
+                "SELECT client_id, split_name FROM client_metadata WHERE num_examples = 0 ORDER BY rowid"
+            )
+            for client, split in cursor:
+                yield Row(f"client {client!r}", names | {"client_id": client, "split": split})
         except sqlite3.Error as error:
             raise InputError(
                 f"{file}: not TensorFlow Federated client data ({error}); it needs the tables examples and "
