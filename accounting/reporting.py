@@ -9,6 +9,7 @@ from accounting import _checks, guarantees, record, sensitivity
 from accounting.mechanisms import MatrixMechanism, Mechanism, SecureAggregation, TreeAggregation
 from accounting.statement import PrivacyStatement, no_guarantee, round_up, statement
 
+PathLike = str | os.PathLike[str]
 DEPLOYMENT_REPORT_GOAL, DEPLOYMENT_POPULATION = 6500, 1_000_000
 
 
@@ -73,41 +74,85 @@ def max_separation(population: int, report_goal: int) -> int:
     return population // goal
 
 
-def report(run_dir: str | os.PathLike[str], *, claim: str = "enforced") -> PrivacyStatement:
+def report(
+    run_dir: PathLike | Sequence[PathLike],
+    *,
+    claim: str = "enforced",
+    noise_multiplier: float | None = None,
+    min_separation: int | None = None,
+    max_participations: int | None = None,
+    deployment_report_goal: int | None = None,
+    population: int | None = None,
+) -> PrivacyStatement:
     """Returns the statement of a run from its record, with both the enforced and the observed facts.
 
     Args:
+      run_dir: a run's folder; several folders over the same devices are composed.
       claim: "enforced" states the worst case over the recorded limits, for the rounds released so far, and
         refuses (ValueError) if the log breaks them; "observed" states the worst case over the realised
         separation, count and least noise instead, and says that nothing enforced them.
+      noise_multiplier, min_separation, max_participations: what the analyst wants stated; refused unless it
+        is the noise that ran, and no more separation and no fewer participations than the chosen claim
+        supports.
+      deployment_report_goal, population: for the section on deployment scale, instead of the record's own.
     """
     _checks.choice("claim", claim, ("enforced", "observed"))
-    facts = record.read_mechanism(run_dir)
-    log = record.read_participation(run_dir)
-    return report_of(facts, log, claim=claim, where=os.fspath(run_dir))
+    folders = [run_dir] if isinstance(run_dir, (str, os.PathLike)) else list(run_dir)
+    if not folders:
+        raise ValueError("run_dir must name at least one folder")
+    runs = []
+    for folder in folders:
+        facts, log = record.read_mechanism(folder), record.read_participation(folder)
+        if deployment_report_goal is not None or population is not None:
+            wanted = {"report_goal": deployment_report_goal, "population": population}
+            given = {**(facts.deployment or {}), **{k: v for k, v in wanted.items() if v is not None}}
+            facts = dataclasses.replace(facts, deployment=given)
+        where = os.fspath(folder)
+        facts, notes = _claimed(
+            facts,
+            log,
+            claim=claim,
+            where=where,
+            noise_multiplier=noise_multiplier,
+            min_separation=min_separation,
+            max_participations=max_participations,
+        )
+        runs.append((where, facts, log, notes))
+    if len(runs) == 1:
+        _, facts, log, notes = runs[0]
+        return _state(facts, log, notes, claim)
+    return _state_together(runs, claim)
 
 
-def report_of(
-    facts: record.RunRecord, log: record.Participation, *, claim: str, where: str = "the run"
-) -> PrivacyStatement:
-    """`report` on what was already read."""
+def _claimed(
+    facts: record.RunRecord,
+    log: record.Participation,
+    *,
+    claim: str,
+    where: str,
+    noise_multiplier: float | None,
+    min_separation: int | None,
+    max_participations: int | None,
+) -> tuple[record.RunRecord, list[str]]:
+    """The facts with the limits that may be stated, or a refusal."""
+    notes = list(facts.notes)
     if facts.mechanism == "none":
-        return no_guarantee(unit=facts.unit, reasons=["the run added no noise (mechanism none)"])
+        return facts, notes
     broken = record.violation(facts, log)
     if broken and claim == "enforced":
         raise ValueError(
-            f"{where}: {broken}; the enforced guarantee does not hold. Ask for the observed one instead"
+            f"{where}: {broken}; the enforced guarantee does not hold. Ask for the observed one (--observed)"
         )
-    seen = record.observe(log)
-    notes = list(facts.notes)
     if claim == "observed":
+        seen = record.observe(log)
+        rounds = max(log.num_rounds, 1)
         facts = dataclasses.replace(
             facts,
             noise_multiplier=min(facts.noise_multiplier, log.least_noise or facts.noise_multiplier),
-            num_rounds=max(log.num_rounds, 1),
-            min_separation=seen.min_separation or max(log.num_rounds, 1),
+            num_rounds=rounds,
+            min_separation=seen.min_separation or rounds,
             max_participations=max(seen.max_participations, 1),
-            restarts=[r for r in facts.restarts if r < log.num_rounds],
+            restarts=[r for r in facts.restarts if r < rounds],
         )
         notes.append(
             "the limits are what the participation log shows; nothing enforced them"
@@ -115,12 +160,40 @@ def report_of(
         )
     if log.torn:
         notes.append("the log's last line was cut short; its round had not been released and is not counted")
-    parts = facts.mechanisms(log.num_rounds)
-    exceptions = []
+    z, b = facts.noise_multiplier, facts.min_separation
+    k = facts.max_participations or -(-facts.num_rounds // b)
+    if noise_multiplier is not None:
+        wanted = _checks.real("noise_multiplier", noise_multiplier)
+        if abs(wanted - z) > 1e-9 * z:
+            raise ValueError(f"{where}: cannot state noise multiplier {wanted:g}: the run used {z:g}")
+    if min_separation is not None:
+        wanted = _checks.integer("min_separation", min_separation, minimum=1)
+        if wanted > b:
+            raise ValueError(f"{where}: cannot state min_separation {wanted}: the {claim} one is {b}")
+        facts = dataclasses.replace(facts, min_separation=wanted, max_participations=k)
+    if max_participations is not None:
+        wanted = _checks.integer("max_participations", max_participations, minimum=1)
+        if wanted < k:
+            raise ValueError(f"{where}: cannot state max_participations {wanted}: the {claim} one is {k}")
+        facts = dataclasses.replace(facts, max_participations=wanted)
+    return facts, notes
+
+
+def _exceptions(facts: record.RunRecord, claim: str) -> list[str]:
+    found = []
     if facts.vocabulary == "clients":
-        exceptions.append("the vocabulary, which was built from the clients' own text")
+        found.append("the vocabulary, which was built from the clients' own text")
     if claim == "observed":
-        exceptions.append("other schedules than the one that was observed")
+        found.append("other schedules than the one that was observed")
+    return found
+
+
+def _state(
+    facts: record.RunRecord, log: record.Participation, notes: list[str], claim: str
+) -> PrivacyStatement:
+    if facts.mechanism == "none":
+        return no_guarantee(unit=facts.unit, reasons=["the run added no noise (mechanism none)"], notes=notes)
+    parts = facts.mechanisms(log.num_rounds)
     deployment = None
     if facts.deployment is not None:
         whole = _bare(facts.mechanisms(facts.num_rounds)[0])
@@ -131,6 +204,7 @@ def report_of(
             deployment_report_goal=facts.deployment.get("report_goal", DEPLOYMENT_REPORT_GOAL),
             population=facts.deployment.get("population", DEPLOYMENT_POPULATION),
         )
+    exceptions = _exceptions(facts, claim)
     return statement(
         parts,
         delta=facts.delta,
@@ -142,6 +216,37 @@ def report_of(
         estimator="Honaker (2015), streaming" if facts.mechanism == "tree_reduced" else None,
         exceptions=exceptions,
         not_covered=[*facts.not_covered, *exceptions],
+        notes=notes,
+    )
+
+
+def _state_together(
+    runs: Sequence[tuple[str, record.RunRecord, record.Participation, list[str]]], claim: str
+) -> PrivacyStatement:
+    """Several runs over one population: their costs add, and the headline is the sum."""
+    unprotected = [where for where, facts, *_ in runs if facts.mechanism == "none"]
+    if unprotected:
+        reasons = [f"{where}: the run added no noise (mechanism none)" for where in unprotected]
+        return no_guarantee(unit=runs[0][1].unit, reasons=reasons)
+    deltas = sorted({facts.delta for _, facts, *_ in runs})
+    if len(deltas) > 1:
+        raise ValueError(
+            f"the runs state different deltas, {', '.join(f'{d:g}' for d in deltas)}: report them apart"
+        )
+    parts, notes, excepted, not_covered = [], [f"{len(runs)} runs over the same devices, composed"], [], []
+    for where, facts, log, mine in runs:
+        one = _state(facts, log, mine, claim)
+        parts += facts.mechanisms(log.num_rounds)
+        notes += [f"{where} alone: {one.sentence}", *mine]
+        excepted += _exceptions(facts, claim)
+        not_covered += facts.not_covered
+    exceptions = list(dict.fromkeys(excepted))
+    return statement(
+        parts,
+        delta=deltas[0],
+        simulation=any(facts.simulation for _, facts, *_ in runs),
+        exceptions=exceptions,
+        not_covered=list(dict.fromkeys([*not_covered, *exceptions])),
         notes=notes,
     )
 

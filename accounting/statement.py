@@ -68,7 +68,7 @@ def round_up(value: float, digits: int = 4) -> str:
     """Returns `value` in decimal, rounded up at `digits` places ("inf" and tiny values stay readable)."""
     if not math.isfinite(value):
         return "inf" if value > 0 else str(value)
-    exact = decimal.Decimal(value)
+    exact = decimal.Decimal(repr(float(value)))  # the shortest decimal that means this float
     if exact == 0:
         return "0"
     # Values below the last place keep two significant digits instead of turning into 0.0001.
@@ -168,7 +168,7 @@ def statement(
         "software": software(),
     }
     data["sentence"] = _sentence(data, parts, exceptions)
-    return PrivacyStatement(_jsonable(data))
+    return PrivacyStatement(jsonable(data))
 
 
 def no_guarantee(*, unit: str, reasons: Sequence[str], notes: Sequence[str] = ()) -> PrivacyStatement:
@@ -201,7 +201,7 @@ def no_guarantee(*, unit: str, reasons: Sequence[str], notes: Sequence[str] = ()
         "notes": list(notes),
         "software": software(),
     }
-    return PrivacyStatement(_jsonable(data))
+    return PrivacyStatement(jsonable(data))
 
 
 def _sentence(data: Mapping[str, Any], parts: Sequence[Mechanism], exceptions: Sequence[str]) -> str:
@@ -250,7 +250,7 @@ def describe(mechanism: Mechanism) -> dict[str, Any]:
             "restarts": [],
             "squared_sensitivity": mechanism.inflation**2 * mechanism.participations,
             "sensitivity_is_exact": False,
-            "sensitivity_how": "inflated bound a round; rho adds the correction for sums of discrete Gaussians",
+            "sensitivity_how": "inflated bound a round; rho corrects for sums of discrete Gaussians",
             "rho": guarantees.rho(mechanism),
             "scale": mechanism.scale,
             "dimension": mechanism.dimension,
@@ -314,12 +314,12 @@ def software() -> dict[str, str]:
     return found
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """Turns numpy numbers into python's and infinities into text; NaN cannot occur and is an error."""
     if isinstance(value, Mapping):
-        return {str(k): _jsonable(v) for k, v in value.items()}
+        return {str(k): jsonable(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_jsonable(v) for v in value]
+        return [jsonable(v) for v in value]
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, (int, np.integer)):
