@@ -37,7 +37,7 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     for name in runs:
         (folder / name).mkdir(exist_ok=True)
     outcomes = _side_by_side(runs)
-    baseline = _ngram(data, folder) if config.compare else None
+    baseline = _ngram(data, folder)
 
     statement = reporting.report(folder)
     with files.atomic_write(folder / "privacy.json") as file:
@@ -52,7 +52,7 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     result = {
         "run_dir": str(folder),
         **_scores(own.test),
-        "ngram_top1_words": None if baseline is None else baseline["top1_words"],
+        "ngram_top1_words": baseline["top1_words"],
         "rho": spent["rho"],
         "epsilon": spent["epsilon"],
         "delta": None if spent["rho"] is None else config.delta,
@@ -61,8 +61,7 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     rows = {_label(config): own.test._asdict()}
     if NO_NOISE in outcomes:
         rows["same model without noise"] = outcomes[NO_NOISE].test._asdict()
-    if baseline is not None:
-        rows["5-gram of the clients' text"] = baseline
+    rows["5-gram of the clients' text"] = baseline
     text = "\n".join(
         [
             table(rows),
@@ -136,7 +135,7 @@ def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
         raise InputError(f"{folder} has no whole checkpoint; train it first, or go on with --resume")
     state = checkpoint.load(run.checkpoints, at, run.start())
     scores = scoring.evaluate(state.round.params, data.test, run.sizes)
-    baseline = _ngram(data, folder) if config.data is None and trained.compare else None
+    baseline = _ngram(data, folder) if config.data is None else None
     spent = run.spent(at)
     result = {
         "run_dir": str(folder),

@@ -1,0 +1,357 @@
+"""A whole run: what it leaves, that it can be killed anywhere, what it refuses."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from accounting import reporting
+from tests.trainers.keyboard import toy
+from trainers import cli
+from trainers.common import checkpoint, metrics
+from trainers.common.errors import InputError
+from trainers.keyboard import corpus, session, train
+from trainers.keyboard.train import Run
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+COMPARED = ("metrics.jsonl", "operator.jsonl", "participation.jsonl", "mechanism.json", "vocabulary.json")
+
+
+def run(config):
+    return session.train(config)
+
+
+def final_state(config):
+    data = corpus.load(config)
+    made = Run(config, data, pathlib.Path(config.run_dir))
+    state = checkpoint.load(made.checkpoints, config.rounds, made.start())
+    bits = [
+        np.asarray(
+            jax.random.key_data(leaf) if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        )
+        for leaf in map(jax.numpy.asarray, jax.tree.leaves(state))
+    ]
+    return [b.tobytes() for b in bits]
+
+
+def same_run(a, b):
+    for name in COMPARED:
+        assert pathlib.Path(a.run_dir, name).read_bytes() == pathlib.Path(b.run_dir, name).read_bytes(), name
+    assert final_state(a) == final_state(b)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run."""
+    config = toy.config(tmp_path_factory.mktemp("whole"))
+    return config, run(config)
+
+
+def test_a_run_leaves_what_it_promises(whole):
+    config, (result, text) = whole
+    folder = pathlib.Path(config.run_dir)
+    for name in (
+        "config.json",
+        "manifest.json",
+        "mechanism.json",
+        "participation.jsonl",
+        "privacy.json",
+        "privacy.md",
+        "metrics.jsonl",
+        "operator.jsonl",
+        "plots/learning.png",
+        "plots/clipping.png",
+        "plots/privacy.png",
+    ):
+        assert (folder / name).stat().st_size > 0, name
+    assert list(result) == [
+        "run_dir",
+        "top1_words",
+        "top3_words",
+        "tff_accuracy",
+        "perplexity",
+        "ngram_top1_words",
+        "rho",
+        "epsilon",
+        "delta",
+        "seconds",
+    ]
+    assert 0 <= result["top1_words"] <= 100
+    assert stat.S_IMODE((folder / "checkpoints").stat().st_mode) == 0o700
+    assert "simulation" in text.lower()
+
+
+def test_the_statement_is_the_accountants(whole):
+    config, (result, _) = whole
+    stated = json.loads(pathlib.Path(config.run_dir, "privacy.json").read_text())
+    again = reporting.report(config.run_dir).data
+    assert stated["rho"] == again["rho"] == pytest.approx(result["rho"])
+    assert stated["observed"]["rho"] <= stated["rho"]
+    assert stated["observed"]["num_rounds"] == config.rounds
+    assert stated["deployment"] is not None
+    words = pathlib.Path(config.run_dir, "privacy.md").read_text()
+    for fact in ("zero-out", "device", "rho", "restart", "not cover"):
+        assert fact.lower() in words.lower()
+
+
+def test_what_is_for_release_holds_no_client_text_and_no_secret(whole):
+    config, _ = whole
+    folder = pathlib.Path(config.run_dir)
+    secret = np.asarray(
+        checkpoint.load(
+            folder / "checkpoints", config.rounds, Run(config, corpus.load(config), folder).start()
+        ).secret
+    )
+    for path in [p for p in folder.iterdir() if p.is_file()]:
+        content = path.read_text()
+        assert toy.RARE not in content, path
+        assert not any(str(int(word)) in content for word in secret), path
+    for record in metrics.read(folder / "metrics.jsonl"):
+        if "evaluation" in record:
+            assert record["covered_by_guarantee"] is False
+        else:
+            assert set(record) == {"round", "clip_norm", "estimate", "fraction", "update_norm"}
+    assert all(r["covered_by_guarantee"] is False for r in metrics.read(folder / "operator.jsonl"))
+
+
+def test_the_same_settings_give_the_same_bits(whole, tmp_path):
+    config, _ = whole
+    other = toy.config(tmp_path, devices=2)
+    run(other)
+    same_run(config, other)
+
+
+@pytest.mark.parametrize(
+    "killed", ["between rounds", "before the first checkpoint", "inside a checkpoint write"]
+)
+def test_a_killed_run_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch, killed):
+    config = toy.config(tmp_path)
+    if killed == "inside a checkpoint write":
+        real = os.rename
+
+        def rename(a, b):
+            if pathlib.Path(b).name == "4":
+                raise KeyboardInterrupt
+            real(a, b)
+
+        monkeypatch.setattr(os, "rename", rename)
+    else:
+        rounds = 3 if killed == "between rounds" else 1
+        real_append = train.record.ParticipationLog.append
+
+        def append(self, number, *rest, **more):
+            real_append(self, number, *rest, **more)
+            if number == rounds:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(train.record.ParticipationLog, "append", append)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    monkeypatch.undo()
+    resumed = toy.config(tmp_path, resume=True)
+    with contextlib.suppress(UserWarning):
+        run(resumed)
+    same_run(whole[0], config)
+
+
+@pytest.mark.slow
+def test_a_process_killed_at_any_moment_goes_on_to_the_same_bits(tmp_path):
+    config = toy.config(tmp_path, rounds=8)
+    whole = toy.config(tmp_path, "whole", rounds=8)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def start(settings):
+        command = [sys.executable, "-m", "trainers", "keyboard", *toy.argv(settings)]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+
+    process = start(whole)
+    assert process.wait(300) == 0, process.stderr.read()
+    log = pathlib.Path(config.run_dir, "participation.jsonl")
+    for lines in (1, 4, 6):
+        resume = pathlib.Path(config.run_dir, "config.json").exists()
+        process = start(toy.config(tmp_path, rounds=8, resume=resume))
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline and process.poll() is None:
+            if log.exists() and log.read_bytes().count(b"\n") >= lines:
+                break
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    process = start(toy.config(tmp_path, rounds=8, resume=True))
+    assert process.wait(300) == 0, process.stderr.read()
+    same_run(whole, config)
+
+
+def test_a_run_folder_is_never_overwritten(whole, capsys):
+    config, _ = whole
+    assert cli.main(["keyboard", *toy.argv(config)]) == 2
+    assert "exists already" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"noise_multiplier": 3.0}, "noise_multiplier"),
+        ({"clip_norm": 2.0}, "clip_norm"),
+        ({"min_separation": 2}, "min_separation"),
+        ({"seed": 1}, "seed"),
+        ({"rounds": 8}, "rounds"),
+    ],
+)
+def test_resuming_with_other_settings_is_refused(whole, capsys, changes, named):
+    config, _ = whole
+    changed = toy.config(pathlib.Path(config.run_dir).parent, resume=True, **changes)
+    before = snapshot(config.run_dir)
+    assert cli.main(["keyboard", *toy.argv(changed)]) == 2
+    assert named in one_line(capsys)
+    assert snapshot(config.run_dir) == before
+
+
+def test_resuming_on_other_data_is_refused(whole, tmp_path, capsys):
+    config, _ = whole
+    folder = pathlib.Path(config.run_dir).parent
+    data = folder / "clients.jsonl"
+    kept = data.read_bytes()
+    toy.write_clients(data, seed=1)
+    try:
+        assert cli.main(["keyboard", *toy.argv(toy.config(folder, resume=True))]) == 2
+    finally:
+        data.write_bytes(kept)
+    assert "data" in one_line(capsys)
+
+
+def test_resuming_what_is_no_run_is_refused(tmp_path, capsys):
+    assert cli.main(["keyboard", *toy.argv(toy.config(tmp_path, resume=True))]) == 2
+    assert "not the folder of a run" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"noise_multiplier": -1.0}, "noise-multiplier"),
+        ({"noise_multiplier": float("nan")}, "noise-multiplier"),
+        ({"noise_multiplier": float("inf")}, "noise-multiplier"),
+        ({"noise_multiplier": 0.0}, "--mechanism none"),
+        ({"clip": "adaptive", "noise_multiplier": 0.5, "clipped_count_stddev": 0.25}, "count"),
+        ({"min_separation": 7, "rounds": 12}, "24 devices cannot fill rounds of 4"),
+        ({"min_separation": 0}, "min_separation"),
+        ({"max_participations": 1, "rounds": 12}, "max_participations"),
+        ({"report_goal": 25}, "report-goal"),
+        ({"report_goal": 0}, "report-goal"),
+        ({"delta": 1.0}, "delta"),
+        ({"restarts": (3, 2)}, "restarts"),
+        ({"restarts": (6,)}, "restarts"),
+        ({"mechanism": "blt", "completion": True}, "completion"),
+        ({"seed": 2**32 + 1}, "seed"),
+        ({"seed": -1}, "seed"),
+        ({"clip_norm": 0.0}, "clip-norm"),
+        ({"vocabulary_size": 99}, "vocabulary-size"),
+        ({"data": "no-such-file.jsonl"}, "no-such-file.jsonl"),
+        ({"data": "."}, "folder"),
+        ({"vocabulary": "public"}, "--public"),
+    ],
+)
+def test_settings_that_cannot_be_served_are_refused(tmp_path, capsys, changes, says):
+    config = toy.config(tmp_path, **changes)
+    assert cli.main(["keyboard", *toy.argv(config)]) == 2
+    assert says in one_line(capsys)
+    assert not pathlib.Path(config.run_dir).exists()
+
+
+def one_line(capsys) -> str:
+    error = capsys.readouterr().err.strip()
+    last = error.splitlines()[-1]
+    assert "Traceback" not in error
+    assert last.startswith("jaxpriv keyboard: ")
+    return last
+
+
+def snapshot(folder):
+    return {p: p.read_bytes() for p in pathlib.Path(folder).rglob("*") if p.is_file()}
+
+
+def test_more_noise_costs_less(tmp_path):
+    costs = []
+    for z in (0.5, 1.0):
+        config = toy.config(tmp_path, f"z{z}", noise_multiplier=z)
+        costs.append(Run(config, corpus.load(config), tmp_path).spent(6)["epsilon"])
+    assert costs[1] < costs[0]
+
+
+def test_training_that_diverges_stops_with_a_reason(tmp_path):
+    config = toy.config(tmp_path, client_learning_rate=1e38, local_epochs=3, mechanism="none", rounds=12)
+    with pytest.raises(InputError, match="diverged"):
+        run(config)
+    assert len(metrics.read(tmp_path / "run" / "operator.jsonl")) == 3
+
+
+def test_abandoned_rounds_and_late_devices_keep_the_limits(tmp_path):
+    config = toy.config(tmp_path, drop_out=0.3, over_selection=0.5, min_separation=2, report_goal=3, rounds=8)
+    run(config)
+    statement = reporting.report(config.run_dir).data
+    assert statement["observed"]["num_rounds"] == 8
+    assert statement["observed"]["min_separation"] >= 2
+    lines = metrics.read(tmp_path / "run" / "participation.jsonl")
+    assert all(len(line["devices"]) == 3 for line in lines)
+    assert any(line.get("failed") for line in lines)
+
+
+def test_the_clip_norm_in_force_moves_only_at_restarts(tmp_path):
+    config = toy.config(
+        tmp_path,
+        clip="adaptive",
+        clip_norm=0.05,
+        restarts=(2, 5),
+        noise_multiplier=0.3,
+        clipped_count_stddev=0.5,
+    )
+    run(config)
+    rows = [r for r in metrics.read(tmp_path / "run" / "metrics.jsonl") if "clip_norm" in r]
+    in_force = [r["clip_norm"] for r in rows]
+    assert in_force[0] == in_force[1] == pytest.approx(0.05)
+    assert in_force[2] == in_force[3] == in_force[4] == rows[1]["estimate"]
+    assert in_force[5] == rows[4]["estimate"]
+    assert len({r["estimate"] for r in rows}) == 6
+    mechanisms = json.loads((tmp_path / "run" / "privacy.json").read_text())["mechanisms"]
+    assert len(mechanisms) == 2
+
+
+@pytest.mark.parametrize("mechanism", ["independent", "tree", "blt", "banded"])
+def test_every_mechanism_trains_and_is_stated(tmp_path, mechanism):
+    config = toy.config(tmp_path, mechanism=mechanism, rounds=3, evaluate_every=3)
+    result, _ = run(config)
+    assert result["rho"] > 0
+    assert json.loads((tmp_path / "run" / "privacy.json").read_text())["rho"] == pytest.approx(result["rho"])
+
+
+def test_without_a_mechanism_there_is_no_epsilon(tmp_path):
+    result, text = run(toy.config(tmp_path, mechanism="none", rounds=2))
+    assert result["rho"] is None
+    assert result["epsilon"] is None
+    assert "none" in text
+
+
+def test_the_comparison_trains_the_twin_and_the_ngram(tmp_path):
+    result, text = run(toy.config(tmp_path, compare=True, rounds=2))
+    assert "without noise" in text
+    assert "5-gram" in text
+    assert result["ngram_top1_words"] > 0
+    own, twin = (metrics.read(tmp_path / "run" / name / "participation.jsonl") for name in ("", "no_noise"))
+    assert own == twin  # the same cohorts: only the noise differs
+
+
+def test_a_trained_run_is_scored_again_from_its_folder(whole, capsys):
+    config, (result, _) = whole
+    assert cli.main(["keyboard", "evaluate", "--run-dir", config.run_dir, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for name in ("top1_words", "top3_words", "tff_accuracy", "perplexity", "rho", "epsilon"):
+        assert again[name] == pytest.approx(result[name])
