@@ -211,5 +211,5 @@ PAPER = dataclasses.replace(
 #   words                 200           2,000          4,000            10,000
 #   rounds x report goal  4 x 5         200 x 50       800 x 100        2,000 x 6,500
 #   noise multiplier      0.3           0.054          0.108            7
-# demo and irc have the deployed noise per client, z / m = 7 / 6500: its accuracy, and hardly any guarantee of their own.
+# demo and irc have the deployed noise per client, z / m = 7 / 6500: its accuracy, hardly any guarantee of their own.
 PRESETS = {"demo": DEMO, "tiny": TINY, "irc": IRC, "paper": PAPER}
