@@ -76,6 +76,8 @@ class Config:
     """Learning rate of the server's SGD on the noised mean."""
     server_momentum: float
     """Momentum of the server's SGD."""
+    server_cooldown: int
+    """Last rounds, over which the server's learning rate falls linearly towards zero."""
     max_examples: int
     """Examples used per client at most."""
     sequence_length: int
@@ -155,6 +157,7 @@ DEMO = Config(
     client_learning_rate=0.5,
     server_learning_rate=2.0,
     server_momentum=0.9,
+    server_cooldown=60,
     max_examples=256,
     sequence_length=20,
     embedding_size=64,
@@ -175,6 +178,7 @@ TINY = dataclasses.replace(
     DEMO,
     vocabulary_size=200,
     rounds=4,
+    server_cooldown=1,
     report_goal=5,
     noise_multiplier=0.3,
     batch_size=4,
@@ -189,6 +193,7 @@ IRC = dataclasses.replace(
     DEMO,
     vocabulary_size=4000,
     rounds=800,
+    server_cooldown=300,
     report_goal=100,
     noise_multiplier=0.108,
     embedding_size=96,
@@ -201,6 +206,7 @@ PAPER = dataclasses.replace(
     IRC,
     vocabulary_size=10_000,
     rounds=2000,
+    server_cooldown=500,
     report_goal=6500,
     noise_multiplier=7.0,
     hidden_size=670,

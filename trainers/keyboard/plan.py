@@ -138,6 +138,8 @@ def _check(config: Config) -> None:
     for name in ("server_momentum", "drop_out"):
         if not 0 <= getattr(config, name) < 1:
             raise InputError(f"{_option(name)} must be at least 0 and below 1, got {getattr(config, name)}")
+    if not 0 <= config.server_cooldown <= config.rounds:
+        raise InputError(f"--server-cooldown must be from 0 to --rounds, got {config.server_cooldown}")
     if not 0 <= config.over_selection < math.inf:
         raise InputError(f"--over-selection must be a finite number from 0, got {config.over_selection}")
     for name in ("seed", "insecure_noise_seed"):

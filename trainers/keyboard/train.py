@@ -75,7 +75,7 @@ class Run:
             hidden_size=config.hidden_size,
             shared_embeddings=config.shared_embeddings,
         )
-        self.server = optax.sgd(config.server_learning_rate, momentum=config.server_momentum or None)
+        self.server = server_optimizer(config)
         self.step = rounds.make_round(self.plan.round, self.sizes, self.server, self.plan.mechanism)
         self.cohort_key = keys.stream(keys.root(config.seed), "cohorts")
         self.facts = {
@@ -256,6 +256,16 @@ class Run:
             return {"rho": None, "epsilon": None}
         found = accounting.compose(self.plan.record.mechanisms(num_rounds), delta=self.config.delta)
         return {"rho": found.rho, "epsilon": found.epsilon}
+
+
+def server_optimizer(config: Config) -> optax.GradientTransformation:
+    """SGD with momentum on the noised mean, its rate falling linearly over the last rounds: post-processing."""
+    rate: optax.ScalarOrSchedule = config.server_learning_rate
+    if config.server_cooldown:
+        rate = optax.linear_schedule(
+            rate, 0.0, config.server_cooldown, config.rounds - config.server_cooldown
+        )
+    return optax.sgd(rate, momentum=config.server_momentum or None)
 
 
 _select = jax.jit(participation.select, static_argnames=("report_goal", "num_chosen", "max_jitter"))

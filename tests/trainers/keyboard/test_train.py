@@ -294,6 +294,15 @@ def test_training_that_diverges_stops_with_a_reason(tmp_path):
     assert len(metrics.read(tmp_path / "run" / "operator.jsonl")) == 3
 
 
+def test_the_servers_rate_falls_over_the_last_rounds(tmp_path):
+    server = train.server_optimizer(toy.config(tmp_path, rounds=6, server_cooldown=4, server_momentum=0.0))
+    state, rates = server.init(jax.numpy.zeros(())), []
+    for _ in range(6):
+        update, state = server.update(jax.numpy.ones(()), state)
+        rates.append(float(-update) / 2.0)
+    np.testing.assert_allclose(rates, [1, 1, 1, 0.75, 0.5, 0.25])
+
+
 def test_abandoned_rounds_and_late_devices_keep_the_limits(tmp_path):
     config = toy.config(tmp_path, drop_out=0.3, over_selection=0.5, min_separation=2, report_goal=3, rounds=8)
     run(config)
