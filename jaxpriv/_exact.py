@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Int32, Key, UInt32
 
-from jaxpriv._words import words
+from jaxpriv._words import draw_key, words
 
 _GAUSSIAN_BITS = 127  # of the magnitude; the 128th is the sign
 _LARGEST_STDDEV = 2.0**16
@@ -52,7 +52,7 @@ def discrete_gaussian(
 
 @functools.partial(jax.jit, static_argnums=1)
 def _search(key, shape, table):
-    return gaussian_from_words(words(key, shape, 4), table)
+    return gaussian_from_words(words(draw_key(key), shape, 4), table)
 
 
 def gaussian_from_words(uniform, table):
@@ -161,7 +161,7 @@ def categorical_by_level(
 
 @jax.jit
 def _categorical(key, counts, weights):
-    return level_from_words(words(key, (), _UNIFORM_LIMBS // 2), counts, weights)
+    return level_from_words(words(draw_key(key), (), _UNIFORM_LIMBS // 2), counts, weights)
 
 
 def level_from_words(uniform, counts, weights):

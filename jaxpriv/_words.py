@@ -16,19 +16,23 @@ from jax import lax
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
-def words(key, shape: tuple[int, ...], num: int = 2) -> list:
-    """`num` independent uniform uint32 arrays of `shape`."""
-    block = blocks(key, shape)
+def draw_key(key):
+    """Two words under which one draw counts; jax.random.split and fold_in count under `key` itself."""
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def words(draw_key, shape: tuple[int, ...], num: int = 2) -> list:
+    """`num` independent uniform uint32 arrays of `shape`, from a `draw_key`."""
+    block = blocks(draw_key, shape)
     out = [word for number in range((num + 1) // 2) for word in block(number)]
     return out[:num]
 
 
-def blocks(key, shape: tuple[int, ...]) -> Callable:
+def blocks(draw_key, shape: tuple[int, ...]) -> Callable:
     """A function from a block's number (an int or a traced one) to two uniform uint32 arrays of `shape`."""
     if math.prod(shape) > 2**32:
         raise ValueError(f"one draw holds at most 2**32 values, got {shape=}; split it")
-    # A key of this draw's own: jax.random.split and fold_in hash counters under `key` itself.
-    k0, k1 = jax.random.bits(key, (2,), jnp.uint32)
+    k0, k1 = draw_key
     place = jnp.zeros(shape, jnp.uint32)
     stride = 1
     for axis in reversed(range(len(shape))):
@@ -49,3 +53,26 @@ def threefry(k0, k1, x0, x1):
         x0 = x0 + schedule[(group + 1) % 3]
         x1 = x1 + schedule[(group + 2) % 3] + jnp.uint32(group + 1)
     return x0, x1
+
+
+def once(opaque, function: Callable, *operands, never: Callable | None = None):
+    """`function(*operands)`, computed once however often its result is used.
+
+    XLA on CPU copies an element-wise producer into each of its consumers, and a draw is the dearest producer
+    of all. A branch on a condition that it cannot see through (`opaque`: any integer known at run time only)
+    keeps the result in memory instead. Elsewhere this is a plain call.
+
+    Args:
+      never: the branch not taken, by default zeros; one that passes operands on lets XLA update them in place.
+    """
+
+    def zeros(*operands):
+        shapes = jax.eval_shape(function, *operands)
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def branch(opaque, *operands):
+        return lax.cond((opaque | 1) != 0, function, never or zeros, *operands)
+
+    return lax.platform_dependent(
+        opaque, *operands, cpu=branch, default=lambda _, *operands: function(*operands)
+    )

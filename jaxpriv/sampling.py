@@ -22,7 +22,7 @@ from jaxpriv._exact import (
     level_log_probabilities,
     level_weights,
 )
-from jaxpriv._words import blocks, words
+from jaxpriv._words import blocks, draw_key, once, words
 
 __all__ = [
     "categorical_by_level",
@@ -76,6 +76,15 @@ def normal_like(key: Key[Array, ""], tree: PyTree) -> PyTree[Float[Array, "..."]
     Raises:
       ValueError: a leaf that is not of floating type.
     """
+    return _each_leaf(key, tree, normal)
+
+
+def fused_normal_like(key: Key[Array, ""], tree: PyTree) -> PyTree[Float[Array, "..."]]:
+    """The bits of `normal_like`, for one consumer: XLA may draw again for every other use (`_words.once`)."""
+    return _each_leaf(key, tree, lambda key, shape: normal_from_words(*words(draw_key(key), tuple(shape))))
+
+
+def _each_leaf(key, tree, draw):
     leaves, treedef = jax.tree.flatten(tree)
     for leaf in leaves:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -83,7 +92,7 @@ def normal_like(key: Key[Array, ""], tree: PyTree) -> PyTree[Float[Array, "..."]
     if not leaves:
         return tree
     split = jax.random.split(key, len(leaves))
-    return treedef.unflatten([normal(split[i], leaf.shape) for i, leaf in enumerate(leaves)])
+    return treedef.unflatten([draw(split[i], leaf.shape) for i, leaf in enumerate(leaves)])
 
 
 def exponential(key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
@@ -174,23 +183,29 @@ def exponential_from_words(high, low):
 # and the same key has to give the same bits everywhere.
 @partial(jax.jit, static_argnums=(1, 2))
 def _normal(key, shape, dtype):
-    return normal_from_words(*words(key, shape)).astype(dtype)
+    key = draw_key(key)
+    return once(key[0], lambda key: normal_from_words(*words(key, shape)).astype(dtype), key)
 
 
 @partial(jax.jit, static_argnums=1)
 def _exponential(key, shape):
-    return exponential_from_words(*words(key, shape))
+    key = draw_key(key)
+    return once(key[0], lambda key: exponential_from_words(*words(key, shape)), key)
 
 
 @partial(jax.jit, static_argnums=1)
 def _laplace(key, shape):
-    high, low = words(key, shape)
-    return _with_sign(exponential_from_words(high, low), high)
+    def draw(key):
+        high, low = words(key, shape)
+        return _with_sign(exponential_from_words(high, low), high)
+
+    key = draw_key(key)
+    return once(key[0], draw, key)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _gamma(key, num, shape):
-    block = blocks(key, shape)
+    block = blocks(draw_key(key), shape)
 
     def add(i, total):
         return total + exponential_from_words(*block(i))

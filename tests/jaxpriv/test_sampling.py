@@ -32,9 +32,11 @@ def test_words_are_threefry_as_jax_has_it():
 
 
 def test_words_never_repeat_within_a_draw():
-    drawn = np.concatenate([np.ravel(w) for w in _words.words(jax.random.key(0), (30, 7, 11), 4)])
+    drawn = np.concatenate(
+        [np.ravel(w) for w in _words.words(_words.draw_key(jax.random.key(0)), (30, 7, 11), 4)]
+    )
     assert len(np.unique(drawn)) == drawn.size  # 9,240 words: a chance collision has probability 1 %
-    short = _words.words(jax.random.key(0), (30, 7, 11), 3)
+    short = _words.words(_words.draw_key(jax.random.key(0)), (30, 7, 11), 3)
     np.testing.assert_array_equal(np.ravel(short[2]), drawn[4620:6930])
 
 
@@ -80,7 +82,7 @@ def test_normal_tail_counts_match_the_exact_law():
 @pytest.mark.parametrize("zeros", [8, 20, 30, 45, 55])
 def test_normal_conditioned_far_out_follows_the_exact_tail(zeros):
     """With the leading `zeros` bits of the tail probability 0, what remains is uniform below them."""
-    high, low = _words.words(jax.random.key(zeros), (50_000,))
+    high, low = _words.words(_words.draw_key(jax.random.key(zeros)), (50_000,))
     both = ((np.asarray(high, np.uint64) & np.uint64(0x7FFFFFFF)) << np.uint64(32)) | np.asarray(
         low, np.uint64
     )
