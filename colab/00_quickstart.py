@@ -17,11 +17,11 @@
 # state what that guarantees.
 
 # %%
-try:
-    import jaxpriv
-except ImportError:
+import importlib.util
+
+if importlib.util.find_spec("jaxpriv") is None:
     # %pip install -q jaxpriv
-    raise SystemExit("install jaxpriv, then run this cell again") from None
+    print("installed jaxpriv; the jax that was here stays")
 
 # %%
 import os
@@ -90,7 +90,9 @@ def train(mechanism):
         params = optax.apply_updates(params, updates)
         return (params, opt_state, noise_state), params
 
-    order = jax.random.permutation(keys.stream(public, "order"), NUM_DEVICES).reshape(MIN_SEPARATION, REPORT_GOAL)
+    order = jax.random.permutation(keys.stream(public, "order"), NUM_DEVICES).reshape(
+        MIN_SEPARATION, REPORT_GOAL
+    )
     schedule = order[jnp.arange(ROUNDS) % MIN_SEPARATION]
     start = jnp.zeros(DIM)
     carry = (start, server.init(start), mechanism.init(secret, start))
@@ -114,8 +116,8 @@ plt.show()
 # %% [markdown]
 # ## The noise as a picture
 # Every mechanism's increments are `N w` with `w` independent Gaussians, and `noise.matrix` is that `N`. What a model
-# feels is the noise of the running *sum*: its variance grows with the round for independent noise, with the logarithm of
-# it for trees.
+# feels is the noise of the running *sum*: its variance grows with the round for independent noise, with the
+# logarithm of it for trees.
 
 # %%
 size = 32
@@ -133,7 +135,8 @@ plt.show()
 # %% [markdown]
 # ## What it guarantees
 # Equal noise per node is not equal privacy: a device's update enters several nodes of the tree. `accounting` needs no
-# JAX: describe what ran, read the number. The worst case over every schedule that keeps the separation is computed exactly.
+# JAX: describe what ran, read the number. The worst case over every schedule that keeps the separation is computed
+# exactly.
 
 # %%
 run = accounting.TreeAggregation(
@@ -145,9 +148,7 @@ run = accounting.TreeAggregation(
 )
 print("squared sensitivity", accounting.squared_sensitivity(run), " rho", accounting.rho(run))
 print("epsilon at delta 1e-6:", accounting.epsilon(run, delta=1e-6))
-from accounting.statement import statement
-
-print(statement(run, delta=1e-6, clip_norm=MAX_NORM, report_goal=REPORT_GOAL).sentence)
+print(accounting.statement(run, delta=1e-6, clip_norm=MAX_NORM, report_goal=REPORT_GOAL).sentence)
 
 # %% [markdown]
 # The deployed Spanish next-word model of Gboard (Xu et al. 2023): 2,000 rounds, at least 313 rounds between two
