@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.common import po_catalogs, readers, tables
+from trainers.common import hugging_face, po_catalogs, readers, tables
 from trainers.common.errors import InputError
 from trainers.common.examples import BadRecord, clean, fields_of, skip_or_stop
 from trainers.common.files import PathLike, existing_file
@@ -249,9 +249,10 @@ def _local(name: str) -> str:
 
 
 def _split_names(source: PathLike) -> list[str]:
-    kind = tables.file_kind(source)
-    if kind in ("tmx", "po", "mo") or not Path(source).is_file():
-        return list(readers.siblings(source)) if len(readers.siblings(source)) > 1 else []
-    if len(readers.siblings(source)) > 1:
-        return list(readers.siblings(source))
-    return list(readers.split_names(source)) if kind in ("jsonl", "json", "csv", "tsv", "parquet") else []
+    """The parts of a source; none for what is one whole (a catalogue, line-aligned text without a train file)."""
+    beside = readers.siblings(source)
+    if len(beside) > 1:
+        return list(beside)
+    is_table = tables.file_kind(source) in ("jsonl", "json", "csv", "tsv", "parquet")
+    is_name = not Path(source).exists() and hugging_face.is_name(str(source))
+    return list(readers.split_names(source)) if is_table or is_name else []

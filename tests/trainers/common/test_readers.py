@@ -3,13 +3,14 @@
 import contextlib
 import gzip
 import json
+import sys
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainers.common import readers
+from trainers.common import parallel_text, readers
 from trainers.common.errors import InputError
 
 RECORDS = [
@@ -379,6 +380,37 @@ def test_names_of_data_sets_need_the_package(monkeypatch):
     message = refusal("owner/some-data-set")
     assert "owner/some-data-set" in message
     assert "pip install datasets" in message
+
+
+# What the readers use of the `datasets` package, which is no dependency: a data set is a mapping of splits.
+DATASETS = """
+HELD = {
+    "train": [{"client_id": c, "text": f"text of {c}", "translation": {"en": c, "de": c * 2}} for c in "aab"],
+    "dev": [{"client_id": "c", "text": "held out", "translation": {"en": "c", "de": "cc"}}],
+    "test": [{"client_id": "d", "text": "last", "translation": {"en": "d", "de": "dd"}}],
+}
+
+def load_dataset(path, name=None, *, split=None):
+    if (path, name) not in [("owner/set", None), ("owner/set", "small")]:
+        raise ConnectionError(f"Couldn't reach {path!r}\\nand more")
+    return HELD if split is None else HELD[split]
+"""
+
+
+def test_data_sets_by_name(tmp_path, monkeypatch):
+    (tmp_path / "datasets.py").write_text(DATASETS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "datasets", raising=False)
+    monkeypatch.chdir(tmp_path)
+    splits = readers.read_splits("owner/set")
+    assert [part.ids for part in splits[:3]] == [["a", "b"], ["c"], ["d"]]
+    assert readers.read_clients("hf:owner/set:small").num_clients == 4
+    pairs, notes = parallel_text.read_pair_splits("owner/set")
+    assert [len(part) for part in pairs] == [3, 1, 1]
+    assert notes == []
+    assert "ConnectionError: Couldn't reach 'owner/absent'" in refusal("owner/absent")
+    assert "does not exist" in refusal("owner/absent.csv")
+    monkeypatch.delitem(sys.modules, "datasets")
 
 
 def test_the_irc_corpus(shared):
