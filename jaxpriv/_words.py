@@ -63,7 +63,7 @@ def once(opaque, function: Callable, *operands, never: Callable | None = None):
     keeps the result in memory instead. Elsewhere this is a plain call.
 
     Args:
-      never: the branch not taken, by default zeros; one that passes operands on lets XLA update them in place.
+      never: the branch not taken, by default zeros; passing operands on lets XLA update them in place.
     """
 
     def zeros(*operands):
