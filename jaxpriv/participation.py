@@ -1,13 +1,15 @@
 """Who takes part when: devices with timers, availability and drop-out, and the limits the accountant is told.
 
-Rounds are *released* rounds, the steps of the noise mechanism. A device's timer starts when it downloads the model,
-whether or not its message then enters the sum: chosen for round t, it is next eligible in round t + b, plus jitter,
-which only lengthens the wait. An attempt that fewer than `report_goal` devices report to is abandoned: it takes no
-round number, so no timer advances, but the timers of those who downloaded have started. (Gboard's rule; Xu et al. 2023,
+Rounds are *released* rounds, the steps of the noise mechanism. A device's timer starts when it downloads the
+model,
+whether or not its message then enters the sum: chosen for round t, it is next eligible in round t + b, plus
+jitter, which only lengthens the wait. Where fewer than `report_goal` are there to choose from, nobody
+downloads. An attempt that fewer than `report_goal` devices report to is abandoned: it takes no round number,
+so no timer advances, but the timers of those who downloaded have started. (Gboard's rule; Xu et al. 2023,
 arXiv:2305.18465, section 3.) A participation is counted when a message enters a released sum.
 
-All randomness here is public. Which devices are eligible or report first must not depend on what their data say:
-an assumption that every privacy statement prints.
+All randomness here is public. Which devices are eligible or report first must not depend on what their data
+say: an assumption that every privacy statement prints.
 """
 
 from typing import NamedTuple
@@ -28,7 +30,8 @@ _NEVER = -(2**30)
 class State(NamedTuple):
     """One entry a device, indexed by its number.
 
-    ready: first round in which it may be chosen again. last: its latest participation, hugely negative if none.
+    ready: first round in which it may be chosen again. last: its latest participation, hugely negative if
+      none.
     count: participations so far. least_gap: least difference between two participations of one device so far.
     """
 
@@ -44,8 +47,8 @@ class Cohort(NamedTuple):
     chosen: devices that download, the reporters first; places beyond `is_chosen` hold arbitrary numbers.
     reports: of the chosen, those whose message enters the sum: exactly `report_goal` of them, or none.
     released: whether the goal was met; if not the attempt is abandoned and everything in it discarded.
-    breaks_limits: whether a reporter would come too early or too often. Never True for a cohort made by `select`;
-      check it before anything is released.
+    breaks_limits: whether a reporter would come too early or too often. Never True for a cohort made by
+      `select`; check it before anything is released.
     num_eligible: devices whose timer has run out, that are under their limit and available.
     """
 
@@ -118,7 +121,8 @@ def check_capacity(
 def diurnal(
     hour: Scalar, *, peak: Scalar = 2.0, lowest: Scalar = 0.05, highest: Scalar = 1.0
 ) -> Float[Array, "..."]:
-    """The probability of being available by hour of day: a cosine with its top at `peak` (idle and charging at night).
+    """The probability of being available by hour of day: a cosine with its top at `peak` (idle and charging
+    at night).
 
     Args:
       hour, peak: 0 to 24; `peak` may be an array, one a device. lowest, highest: probabilities.
@@ -140,9 +144,11 @@ def select(
     max_participations: Count,
     max_jitter: int = 0,
 ) -> tuple[State, Cohort]:
-    """Chooses up to `num_chosen` eligible devices at random; the first `report_goal` to report are the cohort.
+    """Chooses up to `num_chosen` eligible devices at random; the first `report_goal` to report are the
+    cohort.
 
-    A uniform choice among the eligible; the order of reports is uniform too. A device's draws follow its number.
+    A uniform choice among the eligible; the order of reports is uniform too. A device's draws follow its
+    number.
 
     Args:
       key: of this attempt, public.
@@ -165,7 +171,9 @@ def select(
     )
     order = jnp.where(eligible, uniform("choice"), 2.0)
     first, chosen = lax.top_k(-order, num_chosen)
-    is_chosen = -first < 2.0
+    # With too few to meet the goal nobody downloads: only released rounds move timers, so retries that
+    # started them would leave fewer and fewer devices, and in the end none.
+    is_chosen = (-first < 2.0) & (eligible.sum() >= report_goal)
     drops = uniform("drop out")[chosen] < drop_out
     arrival = jnp.where(is_chosen & ~drops, uniform("arrival")[chosen], 2.0)
     by_arrival = jnp.argsort(arrival)

@@ -129,6 +129,18 @@ def test_an_abandoned_attempt_takes_no_round():
         assert 0 <= round < 6
 
 
+def test_too_few_available_devices_start_no_timers():
+    """Else every retry would use some up, no round would ever be released, and no timer would ever run out."""
+    state = participation.init(50)
+    settings = dict(report_goal=10, num_chosen=12, drop_out=0.0, min_separation=4, max_participations=9)
+    for attempt in range(20):
+        key = jax.random.key(attempt)
+        state, cohort = participation.select(key, state, 0, available=0.05, **settings)
+        assert not cohort.released
+    assert not np.asarray(state.ready).any()
+    assert participation.select(jax.random.key(99), state, 0, available=1.0, **settings)[1].released
+
+
 def test_reporters_come_first_and_goal_is_exact():
     _, log, _ = simulate(50, 5, b=3, k=2, goal=4, chosen=9)
     assert all(len(reporters) == 4 and chosen[:4] == reporters for _, chosen, reporters in log)
