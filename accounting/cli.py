@@ -52,6 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         outcome = run(options)
         if options.plot:
             _plots().save(outcome.draw(), options.plot)
+    except BrokenPipeError:
+        raise  # the reader went away; the caller ends quietly
     except (ValueError, OSError, OverflowError, MemoryError) as error:
         if os.environ.get("JAXPRIV_TRACEBACK"):
             raise

@@ -42,6 +42,10 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         return importlib.import_module(AREAS[argv[0]][0]).main(argv[1:])
+    except BrokenPipeError:
+        # The reader went away (`| head`): nothing to say, and nothing left to flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, OSError) as error:
         # ValueError is what the libraries raise for settings they refuse; JAXPRIV_TRACEBACK=1 shows where.
         if os.environ.get("JAXPRIV_TRACEBACK"):

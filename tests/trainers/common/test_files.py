@@ -131,6 +131,12 @@ def test_refusals_of_a_command_are_one_line(capsys, monkeypatch):
     assert capsys.readouterr().err == "jaxpriv keyboard: noise_multiplier must be positive, got -1\n"
 
 
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"'{sys.executable}' -m trainers account tree --help | true"
+    out = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert out.stderr == ""
+
+
 def test_help_loads_no_jax():
     code = "import sys; from trainers import cli; cli.main(['--help']); print('jax' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
