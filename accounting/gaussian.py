@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 LOG_2PI = math.log(2 * math.pi)
+SERIES_BELOW = 1e-3  # the mu below which R(a) - R(b) is its Taylor series
 FAR = 1e3  # deltas beyond are zero in any arithmetic, but must stay ordered
 # The arithmetic below is right to a few 1e-16; results move up by these, so that rounding never flatters.
 RELATIVE_SLACK, ABSOLUTE_SLACK = 4e-12, 2e-14
@@ -38,7 +39,7 @@ def _log_delta(eps: np.ndarray, mu: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     slope = np.maximum(1 - middle * mills(middle), 0.0)  # -R'
     bend = 2 * slope + middle * (middle * slope - mills(middle))  # its second derivative
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        gap = np.where(mu < 1e-3, mu * (slope + mu * mu * bend / 24), mills(t) - mills(t + mu))
+        gap = np.where(mu < SERIES_BELOW, mu * (slope + mu * mu * bend / 24), mills(t) - mills(t + mu))
         log_gap = np.where(a > FAR, np.log(mu) - np.log(a) - np.log(b), np.log(gap))  # R(a) ~ 1 / a
         log_delta = -(np.maximum(a, -1.0) ** 2 + LOG_2PI) / 2 + log_gap
         log_rest = -(a * a + LOG_2PI) / 2 + np.log(mills(np.maximum(-a, -1.0)) + mills(np.maximum(b, 0.0)))
@@ -72,22 +73,23 @@ def epsilon(rho: ArrayLike, delta: ArrayLike) -> np.ndarray:
         return result
     log_d, log_rest = np.log(d), np.log1p(-d)
 
-    def enough(eps):  # does this eps suffice?
+    def enough(eps, margin=0.0):  # does this eps suffice?
         small, rest = _log_delta(eps, mu)
-        return np.where(eps / mu - mu / 2 <= -1, rest >= log_rest, small <= log_d)
+        return np.where(eps / mu - mu / 2 <= -1, rest >= log_rest + margin, small <= log_d - margin)
 
     low = np.zeros_like(mu)
     # Q(a) <= exp(-a^2 / 2) / 2 for a >= 0 bounds the answer from above.
     a = np.sqrt(2 * np.maximum(-np.log(2) - log_d, 0.0))
     high = mu * (a + mu / 2) * (1 + 1e-9)
-    free = enough(low)
+    free = enough(low, 1e-11)  # 0 only where rounding cannot have decided it
     for _ in range(100):
         middle = (low + high) / 2
         good = enough(middle)
         low, high = np.where(good, low, middle), np.where(good, middle, high)
         if np.all(high - low <= 1e-16 * high):
             break
-    result[usual] = np.where(free, 0.0, high * (1 + RELATIVE_SLACK) + ABSOLUTE_SLACK * np.minimum(mu, 1.0))
+    slack = RELATIVE_SLACK * high + ABSOLUTE_SLACK * np.where(mu < SERIES_BELOW, mu, 1.0)
+    result[usual] = np.where(free, 0.0, high + slack)
     return result
 
 
