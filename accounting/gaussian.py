@@ -54,7 +54,8 @@ def log_delta(eps: ArrayLike, rho: ArrayLike) -> np.ndarray:
     mu = np.sqrt(2 * rho[usual])
     small, rest = _log_delta(eps[usual], mu)
     complement = eps[usual] / mu - mu / 2 <= -1
-    result[usual] = np.where(complement, np.log1p(-np.exp(np.minimum(rest, -1e-300))), small)
+    with np.errstate(divide="ignore"):
+        result[usual] = np.where(complement, np.log1p(-np.exp(np.minimum(rest, 0.0))), small)
     return np.minimum(result, 0.0)
 
 

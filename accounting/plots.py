@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from accounting import comparison as comparisons
-from accounting import conversions, guarantees, planning
+from accounting import conversions, gaussian, guarantees, planning
 from accounting.mechanisms import MatrixMechanism, TreeAggregation
 
 FORMATS = (".png", ".pdf", ".svg")
@@ -108,32 +108,33 @@ def comparison(rows: Sequence[comparisons.Compared]) -> Figure:
         axes.bar_label(bars, [f"{value:.3g}" for value in values], padding=3)
         axes.set_xscale("log")
         axes.margins(x=0.15)
+        axes.xaxis.set_visible(False)  # the bars carry their values
         axes.set_title(title, fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
     figure.tight_layout()
     return figure
 
 
 def frontier(options: Sequence[planning.Option], *, target: float, delta: float) -> Figure:
-    """Each option's worst noise per client against its epsilon; what lies left of the target reaches it."""
+    """Worst noise per client against epsilon, a curve a mechanism and report goal; points are the plan's lines."""
     figure = Figure(figsize=(7, 4.5))
     axes = figure.add_subplot()
-    names = sorted({option.mechanism for option in options})
+    names = list(dict.fromkeys(option.mechanism for option in options))
     goals = sorted({option.report_goal for option in options})
+    reach = np.geomspace(target / 8, target * 8, 40)
+    rhos = np.array([gaussian.rho_for(eps, delta) for eps in reach])
     for name, color in zip(names, ("#1f3a5f", "#c8553d", "#3a7d44", "#b08900", "#7b4f9d")):
-        for goal, marker in zip(goals, "osD^vP*X<>" * len(goals)):
+        for goal, line, marker in zip(goals, ("-", "--", ":", "-.") * len(goals), "osD^vP*X<>" * len(goals)):
             mine = [o for o in options if o.mechanism == name and o.report_goal == goal]
-            axes.plot(
-                [o.epsilon for o in mine],
-                [o.worst_noise for o in mine],
-                marker,
-                color=color,
-                label=f"{name}, report goal {goal}",
-            )
+            if not mine:
+                continue
+            # Noise is proportional to z, and z to 1 / sqrt(rho): the whole curve follows from one point.
+            per_root = mine[0].worst_noise * math.sqrt(mine[0].rho)
+            axes.plot(reach, per_root / np.sqrt(rhos), line, color=color, label=f"{name}, report goal {goal}")
+            axes.plot([o.epsilon for o in mine], [o.worst_noise for o in mine], marker, color=color)
     axes.axvline(target, color=MUTED, linewidth=1, linestyle=":")
-    if all(math.isfinite(o.epsilon) and o.epsilon > 0 and o.worst_noise > 0 for o in options):
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
     axes.set_xlabel(f"epsilon at delta = {delta:g} (dotted: the target)")
     axes.set_ylabel("worst prefix noise per client (clip norms)")
     axes.legend(frameon=False, fontsize=8, bbox_to_anchor=(1.02, 1), loc="upper left")

@@ -52,7 +52,7 @@ class RunRecord:
     min_separation, max_participations: enforced limits b (rounds t and t + b both allowed) and k (None: as b
     allows). adjacency, delta, unit: what the guarantee is stated for.
     report_goal, population: devices a round, devices in all (None if unknown).
-    restarts, completion: of the tree or strategy.
+    restarts, completion: of the tree or strategy; restarts that the run has not reached change nothing.
     strategy: coefficients as applied (float32 values): {"theta": [..], "omega": [..]} for blt,
       {"coefficients": [..]} for banded, else None.
     clip: {"kind": "fixed" | "adaptive", "norm": C (the first one), "count_stddev": sigma_b or None} and, if
@@ -99,6 +99,14 @@ class RunRecord:
             value = getattr(self, name)
             if not isinstance(value, Mapping) and (value is not None or name == "clip"):
                 raise ValueError(f"{name} must be an object, got {value!r}")
+        if not isinstance(self.restarts, Sequence) or isinstance(self.restarts, str):
+            raise ValueError(f"restarts must be a list of rounds, got {self.restarts!r}")
+        for r in self.restarts:
+            _checks.integer("restarts", r, minimum=0)
+        for name in ("not_covered", "notes"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(text, str) for text in value):
+                raise ValueError(f"{name} must be a list of texts, got {value!r}")
         _checks.choice("clip kind", self.clip.get("kind"), ("fixed", "adaptive"))
         _checks.finite("clip norm", self.clip.get("norm"), above=True)
         if self.mechanism == "none" and self.noise_multiplier != 0:

@@ -1,0 +1,407 @@
+"""Run records: written, torn, repeated, broken; the report states what ran and no more; statements are valid."""
+
+import dataclasses
+import json
+import math
+
+import jsonschema
+import numpy as np
+import pytest
+
+import accounting
+from accounting import record
+from accounting.statement import jsonable
+from accounting.statement_schema import SCHEMA
+from tests.accounting_runs import facts, schedule, write
+
+
+def valid(statement):
+    data = json.loads(statement.json())
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(data, SCHEMA)
+    return data
+
+
+def test_a_record_comes_back_as_it_was_written(tmp_path):
+    for run in (
+        facts(),
+        facts(mechanism="none", noise_multiplier=0, clip={"kind": "fixed", "norm": 1}),
+        facts(
+            mechanism="blt",
+            strategy={"theta": np.array([0.9, 0.5]), "omega": np.array([0.1, 0.2], np.float32)},
+            restarts=(4,),
+        ),
+        facts(mechanism="banded", strategy={"coefficients": [1.0, 0.5]}, population=100),
+        facts(mechanism="independent"),
+        facts(
+            clip={"kind": "adaptive", "norm": 0.1, "count_stddev": 5.0, "quantile": 0.5},
+            secure_aggregation={"scale": 1e4, "dimension": 100, "beta": 0.5, "bits": 16},
+        ),
+    ):
+        accounting.write_mechanism(tmp_path, run)
+        again = record.read_mechanism(tmp_path)
+        assert jsonable(plain(again)) == jsonable(plain(run))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mechanism.json"]
+
+
+def plain(run):
+    return json.loads(json.dumps(dataclasses.asdict(run), default=record._plain))
+
+
+def test_the_report_states_the_worst_allowed_schedule_and_the_observed_one(tmp_path):
+    run = facts()
+    data = valid(accounting.report(write(tmp_path, run)))
+    tree = accounting.TreeAggregation(
+        noise_multiplier=2.0, num_rounds=12, min_separation=3, max_participations=4, adjacency="zero-out"
+    )
+    assert data["rho"] == accounting.rho(tree)
+    assert data["epsilon"] == accounting.epsilon(tree, delta=1e-6)
+    seen = data["observed"]
+    assert (seen["num_rounds"], seen["num_devices"]) == (12, 8)
+    assert (seen["min_separation"], seen["max_participations"]) == (4, 3)
+    assert seen["histogram"] == {"3": 8}
+    # rounds 0, 4, 8: 3 nodes alone in [0, 4) and [4, 8), two together in [0, 8), and 3 in [8, 12)
+    assert seen["squared_sensitivity"] == 3 + 3 + 4 + 3
+    assert seen["rho"] < data["rho"]
+
+
+def test_only_released_rounds_count(tmp_path):
+    data = valid(accounting.report(write(tmp_path, facts(restarts=(4, 10)), rounds=5)))
+    assert data["mechanisms"][0]["num_rounds"] == 5
+    assert data["mechanisms"][0]["restarts"] == [4]
+    data = valid(accounting.report(write(tmp_path / ".", facts(), rounds=0)))
+    assert (data["rho"], data["epsilon"]) == (0, 0)
+
+
+def test_a_torn_last_line_is_left_out_and_written_again(tmp_path):
+    write(tmp_path, facts(), rounds=6)
+    path = tmp_path / "participation.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    torn = accounting.report(tmp_path)
+    assert torn.data["observed"]["num_rounds"] == 5
+    assert any("cut short" in note for note in torn.data["notes"])
+    log = accounting.ParticipationLog(tmp_path, from_round=5)
+    log.append(5, schedule(5))
+    log.close()
+    assert path.read_bytes() == whole
+
+
+def test_a_resumed_run_drops_the_rounds_it_will_repeat(tmp_path):
+    write(tmp_path, facts(), rounds=8)
+    whole = (tmp_path / "participation.jsonl").read_bytes()
+    log = accounting.ParticipationLog(tmp_path, from_round=5)
+    for t in range(5, 8):
+        log.append(t, schedule(t))
+    log.close()
+    assert (tmp_path / "participation.jsonl").read_bytes() == whole
+
+
+def test_a_repeated_round_counts_once_and_a_different_one_is_refused(tmp_path):
+    write(tmp_path, facts(), rounds=6)
+    with (tmp_path / "participation.jsonl").open("a") as file:
+        file.write(json.dumps({"round": 5, "devices": schedule(5)[::-1]}) + "\n")
+    assert accounting.report(tmp_path).data["observed"]["num_rounds"] == 6
+    with (tmp_path / "participation.jsonl").open("a") as file:
+        file.write(json.dumps({"round": 5, "devices": ["d0"]}) + "\n")
+    with pytest.raises(ValueError, match=r"line 8: round 5 was recorded before with other devices"):
+        accounting.report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"round": 7, "devices": []}', "round 7 follows round 5; rounds are missing"),
+        ('{"round": 6}', 'must be an object with "round" and "devices"'),
+        ("[1, 2]", 'must be an object with "round" and "devices"'),
+        ("{oops}", "not JSON"),
+        ('{"round": -1, "devices": []}', "round must be"),
+        ('{"round": 6.0, "devices": []}', "round must be"),
+        ('{"round": 6, "devices": "ab"}', "devices must be a list of ids"),
+        ('{"round": 6, "devices": [1.5]}', "devices must be a list of ids"),
+        ('{"round": 6, "devices": [true]}', "devices must be a list of ids"),
+        ('{"round": 6, "devices": ["a", "a"]}', "names a device twice"),
+        ('{"round": 6, "devices": [], "noise_multiplier": NaN}', "noise_multiplier must be"),
+    ],
+)
+def test_a_faulty_line_is_named(tmp_path, line, message):
+    write(tmp_path, facts(), rounds=6)
+    with (tmp_path / "participation.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError, match=f"participation.jsonl, line 7.*{message}"):
+        accounting.report(tmp_path)
+
+
+def test_broken_limits_void_the_enforced_guarantee_and_only_the_observed_one_is_stated(tmp_path):
+    close = lambda t: ["a", f"d{t}"] if t in (2, 4) else [f"d{t}", f"e{t}"]
+    write(tmp_path, facts(), devices=close)
+    with pytest.raises(
+        ValueError, match="2 rounds after its last time, less than the stated min_separation 3"
+    ):
+        accounting.report(tmp_path)
+    observed = accounting.report(tmp_path, claim="observed")
+    assert "does not cover other schedules than the one that was observed" in observed.sentence
+    assert observed.data["mechanisms"][0]["min_separation"] == 2
+    assert observed.data["mechanisms"][0]["max_participations"] == 2
+    assert any("limits were broken" in note for note in observed.data["notes"])
+    valid(observed)
+
+
+@pytest.mark.parametrize(
+    ("more", "devices", "message"),
+    [
+        ({"max_participations": 2}, schedule, "took part 3 times, more than the stated max_participations 2"),
+        ({"num_rounds": 11}, schedule, "12 rounds were released, more than the planned 11"),
+    ],
+)
+def test_more_than_stated_voids_the_guarantee(tmp_path, more, devices, message):
+    with pytest.raises(ValueError, match=message):
+        accounting.report(write(tmp_path, facts(**more), devices=devices))
+
+
+def test_a_round_with_less_noise_than_stated_voids_the_guarantee(tmp_path):
+    accounting.write_mechanism(tmp_path, facts())
+    log = accounting.ParticipationLog(tmp_path)
+    for t in range(6):
+        log.append(t, schedule(t), noise_multiplier=2.0 if t != 3 else 1.5)
+    log.close()
+    with pytest.raises(ValueError, match=r"used noise multiplier 1.5, less than the stated 2"):
+        accounting.report(tmp_path)
+    observed = accounting.report(tmp_path, claim="observed")
+    assert observed.data["mechanisms"][0]["noise_multiplier"] == 1.5
+
+
+def test_claims_beyond_the_run_are_refused_and_weaker_ones_allowed(tmp_path):
+    write(tmp_path, facts())
+    for claims, message in (
+        ({"noise_multiplier": 3.0}, "cannot state noise multiplier 3: the run used 2"),
+        ({"noise_multiplier": 1.0}, "cannot state noise multiplier 1: the run used 2"),
+        ({"min_separation": 4}, "cannot state min_separation 4: the enforced one is 3"),
+        ({"max_participations": 3}, "cannot state max_participations 3: the enforced one is 4"),
+        ({"claim": "observed", "min_separation": 5}, "cannot state min_separation 5: the observed one is 4"),
+        ({"claim": "hoped"}, "claim must be one of enforced, observed"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            accounting.report(tmp_path, **claims)
+    weaker = accounting.report(tmp_path, noise_multiplier=2.0, min_separation=2, max_participations=6)
+    assert weaker.data["rho"] >= accounting.report(tmp_path).data["rho"]
+    assert accounting.report(tmp_path, claim="observed", min_separation=4).data["rho"] > 0
+
+
+def test_adaptive_clipping_and_secure_aggregation_are_accounted(tmp_path):
+    plain_run = facts()
+    adaptive = facts(clip={"kind": "adaptive", "norm": 0.1, "count_stddev": 1.2, "quantile": 0.5})
+    rho = accounting.report(write(tmp_path, plain_run)).data["rho"]
+    data = valid(accounting.report(write(tmp_path, adaptive)))
+    assert data["rho"] == pytest.approx(rho, rel=1e-12)
+    assert [m["kind"] for m in data["mechanisms"]] == ["TreeAggregation", "QuantileEstimation"]
+    assert data["observed"]["rho"] == pytest.approx(13 / 8, rel=1e-12)
+    secure = facts(secure_aggregation={"scale": 10.0, "dimension": 100, "beta": 0.0})
+    data = valid(accounting.report(write(tmp_path, secure)))
+    inflation = accounting.inflated_norm(0.5, 10.0, 100, 0.0) / 0.5
+    assert data["rho"] == pytest.approx(rho * inflation**2, rel=1e-12)
+    assert data["observed"]["rho"] == pytest.approx(13 / 8 * inflation**2, rel=1e-12)
+
+
+def test_several_runs_over_the_same_devices_add(tmp_path):
+    folders = []
+    for name, z in (("one", 2.0), ("two", 4.0)):
+        (tmp_path / name).mkdir()
+        folders.append(write(tmp_path / name, facts(noise_multiplier=z)))
+    alone = [accounting.report(folder).data["rho"] for folder in folders]
+    data = valid(accounting.report(folders))
+    assert data["rho"] == pytest.approx(sum(alone), rel=1e-14)
+    assert data["observed"] is None
+    accounting.write_mechanism(folders[1], facts(delta=1e-5))
+    with pytest.raises(ValueError, match="different deltas"):
+        accounting.report(folders)
+    accounting.write_mechanism(folders[1], facts(adjacency="replace-one"))
+    with pytest.raises(ValueError, match="unequal adjacency"):
+        accounting.report(folders)
+
+
+def test_no_noise_is_no_guarantee(tmp_path):
+    run = facts(mechanism="none", noise_multiplier=0.0)
+    data = valid(accounting.report(write(tmp_path, run)))
+    assert data["epsilon"] is None
+    assert data["epsilon_printed"] == "none"
+    assert data["sentence"].startswith("No differential privacy guarantee")
+
+
+def test_a_public_noise_seed_is_said_first(tmp_path):
+    said = accounting.report(write(tmp_path, facts(simulation=True)))
+    assert said.sentence.startswith("Simulation, no guarantee")
+    assert said.markdown().splitlines()[2].startswith("**Simulation, no guarantee.**")
+    valid(said)
+
+
+def test_a_vocabulary_from_clients_is_excepted_in_the_headline(tmp_path):
+    said = accounting.report(write(tmp_path, facts(vocabulary="clients")))
+    assert "the guarantee does not cover the vocabulary" in said.sentence
+    assert any("vocabulary, which was built" in line for line in said.data["not_covered"])
+
+
+def test_deployment_scale_is_apart_and_settable(tmp_path):
+    write(tmp_path, facts(deployment={}))
+    data = valid(accounting.report(tmp_path))
+    there = data["deployment"]
+    assert (there["report_goal"], there["population"]) == (6500, 1_000_000)
+    assert there["noise_multiplier"] == 2.0 * 6500 / 2
+    assert there["min_separation"] == 153
+    assert "Not a guarantee of this run." in accounting.report(tmp_path).markdown()
+    other = accounting.report(tmp_path, deployment_report_goal=10, population=40).data["deployment"]
+    assert (other["noise_multiplier"], other["min_separation"], other["max_participations"]) == (10, 4, 3)
+    with pytest.raises(ValueError, match="population must be at least"):
+        accounting.report(tmp_path, population=5)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"mechanism": "trees"}, "mechanism must be one of none"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier must be"),
+        ({"noise_multiplier": -1}, "noise_multiplier must be"),
+        ({"mechanism": "none"}, "noise_multiplier must be 0 for mechanism none"),
+        ({"delta": 1.0}, "delta must be below 1"),
+        ({"clip": {"kind": "fixed", "norm": 0}}, "clip norm must be"),
+        ({"clip": {"kind": "other", "norm": 1}}, "clip kind must be"),
+        ({"clip": {"kind": "adaptive", "norm": 1}}, "count_stddev if and only if"),
+        ({"clip": {"kind": "adaptive", "norm": 1, "count_stddev": 1.0}}, "below 2 x count_stddev"),
+        ({"clip": None}, "clip must be an object"),
+        ({"mechanism": "blt"}, "strategy of mechanism blt lacks 'theta'"),
+        ({"mechanism": "banded", "strategy": {"theta": [0.5]}}, "lacks 'coefficients'"),
+        ({"secure_aggregation": {"scale": 1}}, "secure_aggregation lacks beta, dimension"),
+        ({"restarts": (5, 5)}, "restarts must be strictly increasing"),
+        ({"restarts": ("a",)}, "restarts must be"),
+        ({"restarts": None}, "restarts must be a list"),
+        ({"notes": "text"}, "notes must be a list of texts"),
+        ({"vocabulary": "mine"}, "vocabulary must be one of"),
+        ({"report_goal": 0}, "report_goal must be"),
+        ({"simulation": "no"}, "simulation must be"),
+    ],
+)
+def test_records_that_are_refused(more, message):
+    with pytest.raises(ValueError, match=message):
+        facts(**more)
+
+
+def test_files_that_are_not_a_record_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"mechanism.json: no such file"):
+        accounting.report(tmp_path)
+    path = tmp_path / "mechanism.json"
+    for text, message in (
+        ("{", "not JSON"),
+        ("[]", "not a run record"),
+        ('{"format": "other"}', "not a run record"),
+        ('{"format": "jaxpriv-mechanism", "version": 99}', "version 99 is not 1"),
+        ('{"format": "jaxpriv-mechanism", "version": 1, "foo": 2}', r"unknown fields \['foo'\], missing"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            accounting.report(tmp_path)
+    accounting.write_mechanism(tmp_path, facts())
+    data = json.loads(path.read_text()) | {"noise_multiplier": "NaN"}
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=r"mechanism.json: noise_multiplier must be a number, got 'NaN'"):
+        accounting.report(tmp_path)
+    accounting.write_mechanism(tmp_path, facts())
+    with pytest.raises(ValueError, match=r"participation.jsonl: no such file"):
+        accounting.report(tmp_path)
+
+
+def test_a_statement_names_its_conditions_and_more_noise_means_less_epsilon():
+    """AC58."""
+    found = []
+    for z in (7.0, 8.0):
+        run = accounting.TreeAggregation(
+            noise_multiplier=z,
+            num_rounds=2000,
+            rounds_between=313,
+            max_participations=6,
+            restarts=(128,),
+            adjacency="zero-out",
+        )
+        said = accounting.statement(run, delta=1e-10, clip_norm=5.0, report_goal=6500)
+        valid(said)
+        words = said.markdown()
+        for needle in (
+            "device",
+            "zero-out",
+            f"| Noise multiplier z | {z} |",
+            "| Clip norm C | 5 |",
+            "| Rounds | 2000 |",
+            "b = 314 (313 rounds strictly between)",
+            "at most 6",
+            "| Restarts after rounds | 128 |",
+            "zCDP rho",
+            "at delta = 1e-10",
+            "hyperparameter tuning",
+            "several devices of one user",
+            "pretraining",
+            "evaluation metrics",
+            "deviates",
+            "no amplification",
+        ):
+            assert needle in words, needle
+        assert "all intermediate models" in words
+        found.append(said.data["epsilon"])
+    assert found[1] < found[0]
+
+
+def test_statements_of_other_mechanisms_are_valid():
+    tree = accounting.TreeAggregation(
+        noise_multiplier=0.0, num_rounds=5, min_separation=1, adjacency="zero-out"
+    )
+    infinite = valid(accounting.statement(tree, delta=1e-6))
+    assert infinite["epsilon"] == "inf"
+    assert infinite["sentence"].startswith("No finite guarantee")
+    for mechanism in (
+        accounting.MatrixMechanism(
+            noise_multiplier=1.0,
+            num_rounds=9,
+            min_separation=2,
+            strategy=accounting.strategies.rational_blt(9, 2),
+            adjacency="zero-out",
+        ),
+        accounting.MatrixMechanism(
+            noise_multiplier=1.0,
+            num_rounds=3,
+            min_separation=2,
+            strategy=accounting.strategies.Dense(np.eye(3)),
+            adjacency="replace-one",
+        ),
+        accounting.DistributedDiscreteGaussian(
+            noise_multiplier=4.0,
+            num_rounds=3,
+            min_separation=1,
+            clip_norm=1.0,
+            scale=100.0,
+            dimension=10,
+            beta=0.5,
+            min_survivors=5,
+            max_clients=6,
+            adjacency="zero-out",
+        ),
+    ):
+        said = accounting.statement(mechanism, delta=1e-6)
+        valid(said)
+        assert said.sentence in said.markdown()
+    document = accounting.PureDP(epsilon=5.0, adjacency="replace-one", unit="sentence")
+    said = accounting.statement(document, delta=0.0)
+    assert valid(said)["epsilon"] == 5
+    assert said.sentence.startswith("Each sentence has 5.0000-differential privacy")
+    nothing = accounting.no_guarantee(unit="sentence pair", reasons=["codes are compression"])
+    assert valid(nothing)["epsilon"] is None
+    with pytest.raises(ValueError, match="reasons must say"):
+        accounting.no_guarantee(unit="device", reasons=[])
+
+
+def test_printed_numbers_are_rounded_up_never_down():
+    draw = np.random.default_rng(0)
+    for value in [*(10 ** draw.uniform(-12, 6, 300)).tolist(), 0.81, 8.0, 1e-300, 123456.0]:
+        text = accounting.round_up(value)
+        assert float(text) >= value * (1 - 1e-15)
+        assert float(text) <= max(value + 1.0001e-4, value * 1.1)
+    assert accounting.round_up(0.81) == "0.8100"
+    assert accounting.round_up(math.inf) == "inf"
+    assert accounting.round_up(0.0) == "0"
