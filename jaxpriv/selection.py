@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
 
 from jaxpriv import _exact, sampling
-from jaxpriv._words import words
+from jaxpriv._words import draw_key, words
 
 Scalar = float | int | Float[Array, ""]
 Mechanism = Literal["exponential", "permute_and_flip"]
@@ -115,26 +115,60 @@ def sample(
       ValueError: an epsilon or sensitivity that `log_probs` refuses; an epsilon so small for so many steps
         that a table of 65,536 levels would cut weights above 2^-144.
     """
+    present = jnp.ones(scores.shape[0], bool) if where is None else where
+    scores = jnp.clip(scores, 0, max_score)
+    table = weights(epsilon=epsilon, sensitivity=sensitivity, max_score=max_score)
+    return sample_with(key, scores, table, mechanism=mechanism, where=present)
+
+
+def weights(*, epsilon: float | int, sensitivity: int, max_score: int) -> UInt32[np.ndarray, "levels limbs"]:
+    """The table of exact weights that `sample` draws with: made on the host, shared by all documents.
+
+    Row g weighs a score g below the best; rows end where weights round to 0 of 2^-144.
+
+    Raises:
+      ValueError: as `sample`.
+    """
     _check(epsilon, sensitivity)
-    num_candidates = scores.shape[0]
+    step = epsilon / (2 * sensitivity)
+    levels = max_score + 1
+    if step > 0:
+        levels = min(levels, math.ceil(_NEGLIGIBLE / step) + 1)
+    if levels > _MOST_LEVELS:
+        raise ValueError(
+            f"{levels} levels of {step:g} nats are more than {_MOST_LEVELS}: use fewer steps a sentence"
+        )
+    return sampling.level_weights(step, levels)
+
+
+def sample_with(
+    key: Key[Array, ""],
+    scores: Int[Array, " candidates"],
+    table: UInt32[Array | np.ndarray, "levels limbs"],
+    *,
+    mechanism: Mechanism,
+    where: Bool[Array, " candidates"] | None = None,
+) -> Int32[Array, ""]:
+    """`sample` with a table from `weights`, which may be traced and may end in rows of zeros.
+
+    The table must have a row for every gap between two scores whose weight is not nothing.
+    """
+    num_candidates, num_levels = scores.shape[0], table.shape[0]
     if not 1 <= num_candidates <= _MOST_CANDIDATES:
         raise ValueError(f"between 1 and {_MOST_CANDIDATES} candidates, got {num_candidates}")
-    step = epsilon / (2 * sensitivity)
-    weights = _table(step, max_score)
     present = jnp.ones(num_candidates, bool) if where is None else where
-    clamped = jnp.where(present, jnp.clip(scores, 0, max_score), -1)
+    best = jnp.where(present, scores, jnp.iinfo(scores.dtype).min).max()
     # Levels count from the best candidate down; those beyond the table's last row have weight 0 there.
-    gap = jnp.minimum(clamped.max() - clamped, len(weights) - 1)
+    gap = jnp.where(present, jnp.minimum(best - scores, num_levels - 1), 0).astype(jnp.int32)
+    key_choice, key_member = jax.random.split(key)
     if mechanism == "exponential":
-        key_level, key_member = jax.random.split(key)
-        level_of = len(weights) - 1 - gap
-        counts = jnp.zeros(len(weights), jnp.int32).at[level_of].add(present.astype(jnp.int32))
-        level = sampling.categorical_by_level(key_level, counts, weights)
+        level_of = num_levels - 1 - gap
+        counts = jnp.zeros(num_levels, jnp.int32).at[level_of].add(present.astype(jnp.int32))
+        level = sampling.categorical_by_level(key_choice, counts, table)
         chosen = present & (level_of == level)
     elif mechanism == "permute_and_flip":
         # In a random order the first success wins: each successful flip is equally likely to come first.
-        key_flips, key_member = jax.random.split(key)
-        chosen = present & _flips(key_flips, weights, gap)
+        chosen = present & _flips(key_choice, jnp.asarray(table), gap)
     else:
         raise ValueError(f"mechanism must be exponential or permute_and_flip, got {mechanism!r}")
     return _uniform_member(key_member, chosen)
@@ -151,25 +185,13 @@ def residual(num_candidates: int, *, max_score: int) -> float:
     return level + num_candidates * 2.0**-126 + num_candidates * 2.0**-128
 
 
-def _table(step: float, max_score: int) -> UInt32[np.ndarray, "levels limbs"]:
-    levels = max_score + 1
-    if step > 0:
-        levels = min(levels, math.ceil(_NEGLIGIBLE / step) + 1)
-    if levels > _MOST_LEVELS:
-        raise ValueError(
-            f"{levels} levels of {step:g} nats are more than {_MOST_LEVELS}: use fewer steps a sentence"
-        )
-    return sampling.level_weights(step, levels)
-
-
-def _flips(key, weights, gap):
-    """One coin a candidate, heads with probability `weights[gap]` to 128 bits; always heads at gap 0."""
-    table = [jnp.asarray(weights[:, i]) for i in range(weights.shape[1])]
+def _flips(key, table, gap):
+    """One coin a candidate, heads with probability `table[gap]` to 128 bits; always heads at gap 0."""
     # 2^144 is weight 1: limbs 1 to 8 are the 128 leading fractional bits, and limb 9 is set for certainty.
-    limbs = [table[i][gap] for i in range(1, 9)]
+    limbs = [table[:, i][gap] for i in range(1, 9)]
     threshold = [limbs[2 * i] | (limbs[2 * i + 1] << jnp.uint32(16)) for i in range(4)][::-1]
-    uniform = words(key, gap.shape, 4)
-    return (table[9][gap] > 0) | ~_exact._at_most(threshold, uniform)
+    uniform = words(draw_key(key), gap.shape, 4)
+    return (table[:, 9][gap] > 0) | ~_exact._at_most(threshold, uniform)
 
 
 def _uniform_member(key, chosen):
@@ -178,7 +200,7 @@ def _uniform_member(key, chosen):
     total = running[-1].astype(jnp.uint32)
     # floor(total * U) for a uniform U of 128 bits, limb by limb: total is below 2^16.
     carry = jnp.uint32(0)
-    for word in words(key, (), 4):
+    for word in words(draw_key(key), (), 4):
         for limb in (word & jnp.uint32(0xFFFF), word >> jnp.uint32(16)):
             carry = (limb * total + carry) >> jnp.uint32(16)
     position = jnp.searchsorted(running, carry.astype(jnp.int32), side="right").astype(jnp.int32)

@@ -35,11 +35,11 @@ def _forward(graph: nnx.GraphDef, state: nnx.State, ids: jax.Array, lengths: jax
 class SentenceEncoder:
     """A sentence-transformers folder ready to encode.
 
-    name: what the model is called in reports and cache keys (its weights' SHA-256 is part of it).
+    name: what the model is called in reports. digest: of its weights, tokenizer, pooling and length limit.
     dim: length of an embedding.
     """
 
-    def __init__(self, folder: files.PathLike, *, cache: files.PathLike | None = None):
+    def __init__(self, folder: files.PathLike, *, name: str = "", cache: files.PathLike | None = None):
         """Loads the model in `folder`; `cache` is a folder for embeddings, None for no cache."""
         from tokenizers import Tokenizer
 
@@ -62,7 +62,7 @@ class SentenceEncoder:
             files.digest(path),
             f"{model.config.pooling}, {model.config.max_length} tokens",
         )
-        self.name = f"{folder.name}-{self.digest[:12]}"
+        self.name = name or folder.name
         self._graph, self._state = nnx.split(model)
         self._cache = None if cache is None else VectorCache(pathlib.Path(cache, self.digest[:32]), self.dim)
 
@@ -76,11 +76,20 @@ class SentenceEncoder:
         texts = [unicodedata.normalize("NFC", s) for s in sentences]
         return [e.ids for e in self._tokenizer.encode_batch_fast(texts)]
 
-    def encode(self, sentences: Sequence[str], *, show_progress: bool = False) -> np.ndarray:
+    def whole_words(self) -> list[str | None]:
+        """The token of each row of `word_vectors`, None where it is a piece of a word or a special one."""
+        tokens = {i: t for t, i in self._tokenizer.get_vocab().items()}
+        names = [tokens.get(i, "") for i in range(len(self.word_vectors))]
+        return [t if t and not t.startswith("##") and not t.startswith("[") else None for t in names]
+
+    def encode(
+        self, sentences: Sequence[str], *, show_progress: bool = False, keep: bool = True
+    ) -> np.ndarray:
         """Unit vectors float32 [len(sentences), dim], in order; the same text always gives the same bits.
 
         NFC is applied first, so composed and decomposed forms of a text agree. Cached texts are read back;
-        new ones are written as batches end, so that a killed run goes on where it stopped.
+        new ones are written as batches end, so that a killed run goes on where it stopped; not with `keep`
+        False, for texts that will not come again.
         """
         sentences = list(sentences)
         if any(not isinstance(s, str) for s in sentences):
@@ -107,7 +116,7 @@ class SentenceEncoder:
                     bar.update(len(rows))
             for text, vector in zip(part, vectors):
                 out[unique[text]] = vector
-            if self._cache is not None:
+            if self._cache is not None and keep:
                 self._cache.put(part, vectors)
         if bar is not None:
             bar.close()

@@ -1,0 +1,178 @@
+"""Documents from files, folders and installed packages, as sentences and as vectors."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trainers.common import docstrings, files, readers
+from trainers.common.errors import InputError
+from trainers.documents import sentences
+from trainers.documents.encoder import SentenceEncoder
+
+SPLITS = ("train", "validation", "test")
+WIDTHS = tuple(16 * 2**i for i in range(13))  # a document's sentences are padded to the next of these
+
+
+class Documents(NamedTuple):
+    """Texts as read: `labels[i]` is "" where a document has none."""
+
+    ids: list[str]
+    texts: list[str]
+    labels: list[str]
+
+
+class Encoded(NamedTuple):
+    """Documents as sentence vectors, one after another.
+
+    ids, texts: of each document. labels: index into `classes`, -1 for none.
+    vectors: float32 [all sentences, dim], unit length. offsets: document i holds rows offsets[i]:offsets[i + 1].
+    """
+
+    ids: list[str]
+    texts: list[str]
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    vectors: np.ndarray
+    offsets: np.ndarray
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Sentences of each document: its k, which is public."""
+        return np.diff(self.offsets)
+
+    @property
+    def means(self) -> np.ndarray:
+        """Mean embedding of each document, float32 [documents, dim]; zero where it has no sentence."""
+        padded = np.concatenate([self.vectors, np.zeros((1, self.vectors.shape[1]), np.float32)])
+        sums = np.add.reduceat(padded, self.offsets[:-1], axis=0)
+        return np.where(self.counts[:, None] > 0, sums / np.maximum(self.counts, 1)[:, None], 0).astype(
+            np.float32
+        )
+
+    def with_vectors(self, vectors: np.ndarray) -> "Encoded":
+        """The same documents with their sentences mapped elsewhere."""
+        return self._replace(vectors=vectors)
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> "Encoded":
+        """The documents `rows`, in that order."""
+        rows = np.asarray(rows)
+        counts = self.counts[rows]
+        inside = np.concatenate([np.arange(self.offsets[r], self.offsets[r + 1]) for r in rows] or [[]])
+        return self._replace(
+            ids=[self.ids[r] for r in rows],
+            texts=[self.texts[r] for r in rows],
+            labels=self.labels[rows],
+            vectors=self.vectors[inside.astype(np.int64)],
+            offsets=np.concatenate([[0], np.cumsum(counts)]),
+        )
+
+    def padded(self, rows: Sequence[int] | np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Vectors [rows, width, dim] and a mask [rows, width]; absent sentences are zero vectors."""
+        out = np.zeros((len(rows), width, self.vectors.shape[1]), np.float32)
+        where = np.arange(width)[None, :] < self.counts[rows][:, None]
+        for place, row in enumerate(rows):
+            out[place, : self.counts[row]] = self.vectors[self.offsets[row] : self.offsets[row + 1]]
+        return out, where
+
+
+def width_of(count: int) -> int:
+    """The padded number of sentences for a document of `count`."""
+    width = next((w for w in WIDTHS if w >= count), None)
+    if width is None:
+        raise InputError(f"a document of {count} sentences is too long: at most {WIDTHS[-1]}; divide it")
+    return width
+
+
+def load(source: str) -> tuple[dict[str, Documents], dict[str, Any]]:
+    """Train, validation and test documents with labels, and where they come from.
+
+    Args:
+      source: `docstrings` (those of installed packages, labelled by package), or a file whose records have
+        `text` and `label`: a train file that finds its validation and test files beside it, or one with a
+        `split` column.
+
+    Raises:
+      InputError: a split or a field is missing.
+    """
+    if source == "docstrings":
+        found = docstrings.load_documents()
+        parts: dict[str, list[tuple[str, str, str]]] = {name: [] for name in SPLITS}
+        for i, (text, label, split) in enumerate(zip(found.texts, found.labels, found.splits)):
+            parts[split].append((f"{found.modules[i]}:{i}", text, label))
+        splits = {name: Documents(*map(list, zip(*rows))) for name, rows in parts.items()}
+        return splits, {"source": source, "digest": found.digest, "packages": found.versions}
+    names = readers.split_names(source)
+    missing = [name for name in SPLITS if name not in names]
+    if missing:
+        raise InputError(
+            f"{source} has no {' or '.join(missing)} documents: name the file with `train` in it and put the "
+            "others beside it (NAME_train.jsonl, NAME_val.jsonl, NAME_test.jsonl), or give it a `split` column"
+        )
+    splits = {}
+    for name in SPLITS:
+        records, _ = readers.read_records(source, ("text", "label"), optional=("id",), split=name)
+        splits[name] = _documents(records, prefix=name)
+    paths = {path for path in names.values() if pathlib.Path(path).is_file()}
+    return splits, {"source": source, "digest": files.digest_of(*(files.digest(p) for p in sorted(paths)))}
+
+
+def read_private(source: str) -> Documents:
+    """Documents to release: a folder of .txt files, one text file, or records with a `text` field.
+
+    Ids are the `id` field, the file's name, or the record's number: they tell which budget a release spends.
+    """
+    path = pathlib.Path(source)
+    if path.is_dir():
+        found = sorted(path.rglob("*.txt"))
+        if not found:
+            raise InputError(
+                f"folder {path} holds no .txt files; give text files, or a JSONL, CSV or parquet file"
+            )
+        return Documents(
+            [str(f.relative_to(path)) for f in found], [_text(f) for f in found], [""] * len(found)
+        )
+    if path.suffix == ".txt":
+        if not path.is_file():
+            raise InputError(f"document file {path} does not exist; check the path")
+        return Documents([path.name], [_text(path)], [""])
+    records, _ = readers.read_records(source, ("text",), optional=("id", "label"))
+    return _documents(records, prefix=path.name)
+
+
+def encode(
+    documents: Documents, encoder: SentenceEncoder, *, splitter: str, classes: Sequence[str]
+) -> Encoded:
+    """Splits and encodes documents; labels that are not in `classes` become -1."""
+    split = [sentences.split(text, splitter=splitter) for text in documents.texts]
+    vectors = encoder.encode([s for one in split for s in one], show_progress=True)
+    index = {name: i for i, name in enumerate(classes)}
+    return Encoded(
+        documents.ids,
+        documents.texts,
+        np.array([index.get(label, -1) for label in documents.labels], np.int32),
+        tuple(classes),
+        vectors,
+        np.concatenate([[0], np.cumsum([len(one) for one in split])]).astype(np.int64),
+    )
+
+
+def _documents(records: list[dict[str, Any]], *, prefix: str) -> Documents:
+    ids, texts, labels = [], [], []
+    for i, record in enumerate(records):
+        text = record["text"]
+        texts.append("\n".join(map(str, text)) if isinstance(text, list) else str(text))
+        ids.append(str(record["id"]) if record.get("id") is not None else f"{prefix}:{i}")
+        labels.append("" if record.get("label") is None else str(record["label"]))
+    if len(set(ids)) < len(ids):
+        again = next(i for i in ids if ids.count(i) > 1)
+        raise InputError(f"document id {again!r} occurs twice; ids must tell documents apart")
+    return Documents(ids, texts, labels)
+
+
+def _text(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{path} cannot be read as UTF-8 text: {error}") from error

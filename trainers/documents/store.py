@@ -1,0 +1,146 @@
+"""A fitted folder: public arrays, networks, candidates' texts and choices, written whole and read back exactly."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from trainers.common import files
+from trainers.common.errors import InputError
+from trainers.documents import networks
+from trainers.documents.config import Config
+from trainers.documents.data import Encoded
+from trainers.documents.public import Public
+
+_NETWORKS = ("classifier", "recoded_classifier", "sentence_classifier")
+_FORMAT = 1
+
+
+class Fitted(NamedTuple):
+    """What `fit` leaves for `release`.
+
+    config: of the fit. public, train, validation: as methods need them. choices: {method: {epsilon: variant}}.
+    scores: {method: {epsilon: macro-F1 on validation}}. encoder: its digest; sentences encoded otherwise do not fit.
+    """
+
+    config: Config
+    public: Public
+    train: Encoded
+    validation: Encoded
+    choices: dict[str, dict[str, str]]
+    scores: dict[str, dict[str, float]]
+    encoder: str
+
+
+def save(folder: pathlib.Path, fitted: Fitted) -> None:
+    """Writes `public.npz`, `documents.npz` and, last, `fit.json`: a folder with that file is complete."""
+    public = fitted.public
+    arrays: dict[str, np.ndarray] = {
+        name: getattr(public, name)
+        for name in (
+            "rows", "means", "recoded_means", "directions", "principal", "discriminant", "centre", "low", "high"
+        )
+    }  # fmt: skip
+    arrays["quantile_percents"] = np.array(list(public.quantiles))
+    arrays["quantile_values"] = np.array(list(public.quantiles.values()))
+    arrays |= {f"recoder/{k}": v for k, v in _flatten(public.recoder.state).items()}
+    for name in _NETWORKS:
+        classifier = getattr(public, name)
+        arrays |= {f"{name}/{k}": v for k, v in _flatten(classifier.state).items()}
+        arrays |= {f"{name}/centre": classifier.centre, f"{name}/scale": np.float64(classifier.scale)}
+    with files.atomic_write(folder / "public.npz", "wb") as file:
+        np.savez(file, **arrays)
+    documents: dict[str, Any] = {}
+    for part in ("train", "validation"):
+        one: Encoded = getattr(fitted, part)
+        documents |= {f"{part}/{k}": getattr(one, k) for k in ("labels", "vectors", "offsets")}
+        documents |= {f"{part}/{k}": np.array(getattr(one, k), np.str_) for k in ("ids", "texts")}
+    with files.atomic_write(folder / "documents.npz", "wb") as file:
+        np.savez(file, **documents)
+    record = {
+        "format": _FORMAT,
+        "config": dataclasses.asdict(fitted.config),
+        "classes": list(fitted.train.classes),
+        "choices": fitted.choices,
+        "validation_macro_f1": fitted.scores,
+        "encoder": fitted.encoder,
+    }
+    with files.atomic_write(folder / "fit.json") as file:
+        json.dump(record, file, indent=2)
+        file.write("\n")
+
+
+def load(folder: pathlib.Path) -> Fitted:
+    """Reads a fitted folder.
+
+    Raises:
+      InputError: the folder is not one, or its fit was not finished.
+    """
+    path = folder / "fit.json"
+    if not path.is_file():
+        raise InputError(
+            f"{folder} holds no fit.json; make it with `jaxpriv documents fit --run-dir {folder}` (add --resume if it "
+            "was interrupted)"
+        )
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["format"] != _FORMAT:
+            raise InputError(f"{path} has format {record['format']}, not {_FORMAT}; fit again")
+        config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in record["config"].items()})
+        with np.load(folder / "public.npz") as arrays:
+            public = _public(dict(arrays))
+        with np.load(folder / "documents.npz") as arrays:
+            train, validation = (
+                _encoded(arrays, part, tuple(record["classes"])) for part in ("train", "validation")
+            )
+    except (KeyError, TypeError, OSError, json.JSONDecodeError) as error:
+        raise InputError(f"fitted folder {folder} is damaged ({error}); fit again") from error
+    return Fitted(
+        config, public, train, validation, record["choices"], record["validation_macro_f1"], record["encoder"]
+    )
+
+
+def _public(arrays: dict[str, np.ndarray]) -> Public:
+    """The public side from its arrays; networks get their sizes from their kernels."""
+
+    def state(name: str) -> tuple[nnx.GraphDef, nnx.State]:
+        first, second = arrays[f"{name}/first.kernel"], arrays[f"{name}/second.kernel"]
+        shape = (first.shape[0], first.shape[1], second.shape[1])
+        graph, state = nnx.split(networks.MLP(*shape, nnx.Rngs(0)))
+        pure = {
+            layer: {part: jax.numpy.asarray(arrays[f"{name}/{layer}.{part}"]) for part in ("kernel", "bias")}
+            for layer in ("first", "second")
+        }
+        nnx.replace_by_pure_dict(state, pure)
+        return graph, state
+
+    plain: dict[str, Any] = {k: v for k, v in arrays.items() if "/" not in k and not k.startswith("quantile")}
+    found: dict[str, Any] = {
+        name: networks.Classifier(*state(name), arrays[f"{name}/centre"], float(arrays[f"{name}/scale"]))
+        for name in _NETWORKS
+    }
+    quantiles = dict(zip(arrays["quantile_percents"].tolist(), arrays["quantile_values"].tolist()))
+    return Public(**plain, **found, recoder=networks.Recoder(*state("recoder")), quantiles=quantiles)
+
+
+def _encoded(arrays: Any, part: str, classes: tuple[str, ...]) -> Encoded:
+    return Encoded(
+        arrays[f"{part}/ids"].tolist(),
+        arrays[f"{part}/texts"].tolist(),
+        arrays[f"{part}/labels"],
+        classes,
+        arrays[f"{part}/vectors"],
+        arrays[f"{part}/offsets"],
+    )
+
+
+def _flatten(state: nnx.State) -> dict[str, np.ndarray]:
+    return {
+        f"{layer}.{part}": np.asarray(value)
+        for layer, parts in nnx.to_pure_dict(state).items()
+        for part, value in parts.items()
+    }
