@@ -1,0 +1,213 @@
+"""The filter keeps the frequent; the noisy histogram has the sensitivity and the noise that it claims."""
+
+import dataclasses
+import math
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+import scipy.stats
+
+import accounting
+from tests.oracles import release as twin
+from trainers.translation import release
+
+BUCKETS = range(4)
+
+
+def arrays(sentences):
+    """Records of lists of buckets: cell = bucket, value = 10 x bucket."""
+    flat = [(b, s) for s, buckets in enumerate(sentences) for b in buckets]
+    buckets = np.array([b for b, _ in flat], np.int64)
+    owners = np.array([s for _, s in flat], np.int64)
+    return buckets.astype(np.uint8)[:, None], (buckets * 10).astype(np.int32), owners
+
+
+def counts_of(sentences, max_buckets, unit="sentence"):
+    cells, values, owners = arrays(sentences)
+    got = release.histogram(cells, values, owners, max_buckets=max_buckets, unit=unit)
+    assert (got.values == got.cells[:, 0].astype(int) * 10).all()
+    return dict(zip(got.cells[:, 0].tolist(), got.counts.tolist()))
+
+
+def choice_order():
+    """The public order in which buckets are preferred, read off one sentence that holds them all."""
+    order = []
+    for size in range(1, len(BUCKETS) + 1):
+        order += [b for b in counts_of([list(BUCKETS)], size) if b not in order]
+    return order
+
+
+def test_histogram_equals_its_twin():
+    order = choice_order()
+    choose = lambda buckets: sorted(buckets, key=order.index)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        sentences = [rng.integers(0, 4, rng.integers(0, 6)).tolist() for _ in range(rng.integers(0, 8))]
+        for r in (1, 2, 4):
+            assert counts_of(sentences, r) == twin.histogram(sentences, choose, r)
+
+
+@pytest.mark.parametrize("r", [1, 2, 3])
+def test_sensitivity_by_brute_force(r):
+    """All sentences of up to 4 buckets: removing one moves the counts by sqrt(r) at most, exchanging by sqrt(2 r)."""
+    rest = [[0, 1, 2, 3], [0, 0, 1], [3]]
+    choices = list(twin.all_sentences(BUCKETS, 4))
+    with_one = [counts_of([*rest, list(s)], r) for s in choices]
+    tables = [Counter(t) for t in with_one]
+    without = Counter(counts_of(rest, r))
+    removed = max(twin.squared_distance(t, without) for t in tables)
+    exchanged = max(twin.squared_distance(a, b) for a in tables for b in tables)
+    assert removed == r
+    assert exchanged == min(2 * r, 4)  # four buckets only: sets of r = 3 overlap
+    for adjacency, factor in (("add-remove", 1), ("replace-one", 2)):
+        allowed = accounting.histogram_delta(
+            epsilon=1.0, stddev=2.0, threshold=1e6, max_buckets=r, adjacency=adjacency
+        )
+        gaussian = accounting.delta_from_rho(factor * r / 2 / 4.0, epsilon=1.0)
+        assert allowed == pytest.approx(gaussian)
+
+
+def test_a_client_is_one_unit_if_asked():
+    assert counts_of([[0, 1], [1, 2], [1]], 4, unit="client") == {0: 1, 1: 1, 2: 1}
+    assert sum(counts_of([[0, 1], [1, 2], [1]], 2, unit="client").values()) == 2
+
+
+CONFIG = release.ReleaseConfig(
+    max_buckets=4, stddev=3.0, threshold=10.0, unit="sentence", adjacency="add-remove"
+)
+
+
+def constant(count, n):
+    return release.Histogram(np.zeros((n, 1), np.uint8), np.zeros(n, np.int32), np.full(n, count, np.int64))
+
+
+def test_noise_is_calibrated():
+    n = 20_000
+    shown = release.release(jax.random.key(5), constant(1000, n), CONFIG).counts
+    assert len(shown) == n
+    p = lambda s: scipy.stats.kstest(shown - 1000.0, scipy.stats.norm(scale=s).cdf).pvalue
+    assert p(3.0) > 1e-3  # a right sampler fails once in 1,000 keys
+    assert p(3.0 * 0.9) < 1e-6
+    assert p(3.0 * 1.1) < 1e-6
+
+
+def test_threshold_shows_what_it_should():
+    """A count of 1 exceeds tau with probability 1 - Phi((tau - 1) / sigma)."""
+    n = 200_000
+    shown = len(release.release(jax.random.key(6), constant(1, n), CONFIG).counts)
+    p = lambda s: scipy.stats.binomtest(shown, n, scipy.stats.norm.sf(9 / s)).pvalue
+    assert p(3.0) > 1e-3
+    assert p(3.0 * 0.9) < 1e-6
+    assert p(3.0 * 1.1) < 1e-6
+    assert (release.release(jax.random.key(6), constant(1, n), CONFIG).counts > 10).all()
+
+
+def test_last_bits_tell_nothing():
+    """Every released count lies on one public grid, whatever the true count."""
+    shown = release.release(jax.random.key(7), constant(100, 5000), CONFIG).counts.astype(np.float64)
+    assert (shown / release.GRID == np.round(shown / release.GRID)).all()
+
+
+def test_same_key_same_release_and_other_key_other():
+    one = release.release(jax.random.key(1), constant(50, 100), CONFIG)
+    two = release.release(jax.random.key(1), constant(50, 100), CONFIG)
+    other = release.release(jax.random.key(2), constant(50, 100), CONFIG)
+    assert (one.counts == two.counts).all()
+    assert not np.array_equal(one.counts, other.counts)
+
+
+def test_nothing_is_released_of_nothing():
+    empty = release.histogram(
+        np.zeros((0, 2), np.uint8),
+        np.zeros(0, np.int32),
+        np.zeros(0, np.int32),
+        max_buckets=3,
+        unit="sentence",
+    )
+    assert empty.cells.shape == (0, 2)
+    assert release.release(jax.random.key(0), empty, CONFIG).counts.shape == (0,)
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+def test_guarantee_follows_the_formula(adjacency):
+    config = dataclasses.replace(CONFIG, adjacency=adjacency, stddev=5.0, threshold=30.0)
+    epsilon = release.epsilon(config, delta=1e-5)
+    squared = 4 * (2 if adjacency == "replace-one" else 1)
+    mu = math.sqrt(squared) / 5.0
+    phi = scipy.stats.norm.cdf
+    gaussian = phi(mu / 2 - epsilon / mu) - math.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
+    shown = 1 - phi(29 / 5.0) ** 4
+    assert gaussian + shown == pytest.approx(1e-5, rel=1e-6)
+    statement = release.statement(config, delta=1e-5)
+    assert statement.data["epsilon"] == epsilon
+    assert f"({accounting.round_up(epsilon)}, 1e-05)-differential privacy" in statement.sentence
+    assert accounting.round_up(epsilon) in statement.markdown()
+
+
+def test_calibration_spends_what_it_may():
+    config = release.calibrate(
+        epsilon=4.0, delta=1e-6, max_buckets=8, unit="sentence", adjacency="add-remove"
+    )
+    assert 3.999 < release.epsilon(config, delta=1e-6) <= 4.0
+    assert config.threshold > 1
+    smaller = release.calibrate(
+        epsilon=1.0, delta=1e-6, max_buckets=8, unit="sentence", adjacency="add-remove"
+    )
+    assert smaller.stddev > config.stddev
+    with pytest.raises(ValueError, match="epsilon must be positive"):
+        release.calibrate(epsilon=0, delta=1e-6, max_buckets=8, unit="sentence", adjacency="add-remove")
+
+
+def test_a_delta_that_the_threshold_exceeds_is_refused():
+    low = dataclasses.replace(CONFIG, threshold=2.0)
+    assert release.epsilon(low, delta=1e-5) == math.inf
+    with pytest.raises(ValueError, match="raise the threshold or delta"):
+        release.statement(low, delta=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stddev": 0.0}, "stddev must be positive"),
+        ({"stddev": float("nan")}, "stddev must be positive"),
+        ({"threshold": 1.0}, "threshold must be more than 1"),
+        ({"max_buckets": 0}, "max_buckets must be at least 1"),
+        ({"unit": "word"}, "unit must be"),
+    ],
+)
+def test_settings_it_cannot_serve_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **change)
+
+
+def test_filter_keeps_what_is_frequent_at_home():
+    _, values, owners = arrays([[0, 1, 1, 1], [0, 2], [0, 1]])
+    keep = lambda q, **more: release.frequent(values, owners, min_sentences=q, **more)
+    assert keep(1).all()
+    # Bucket 0 in three sentences, 1 in two (its repetitions in one sentence count once), 2 in one.
+    assert values[keep(2)].tolist() == [0, 10, 10, 10, 0, 0, 10]
+    assert values[keep(3)].tolist() == [0, 0, 0]
+    assert not keep(4).any()
+    # One value in two cells: together frequent, apart not.
+    split = np.array([[0], [1]], np.uint8)
+    same = np.array([7, 7], np.int32)
+    assert release.frequent(same, np.array([0, 1]), min_sentences=2).all()
+    assert not release.frequent(same, np.array([0, 1]), min_sentences=2, cells=split).any()
+    with pytest.raises(ValueError, match="min_sentences must be at least 1"):
+        keep(0)
+
+
+def test_sentences_that_opt_out_neither_leave_nor_count():
+    _, values, owners = arrays([[0], [0, 1], [1]])
+    keep = release.frequent(values, owners, min_sentences=2, opt_out={0})
+    assert keep.tolist() == [False, False, True, True]
+    assert release.frequent(np.zeros(0, np.int32), np.zeros(0, np.int32), min_sentences=1).shape == (0,)
+
+
+def test_encryption_and_codes_state_no_epsilon():
+    statement = release.no_statement()
+    assert "epsilon: none" in statement.sentence
+    for word in ("quantization", "encryption", "shuffling"):
+        assert word in statement.sentence

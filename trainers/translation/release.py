@@ -1,0 +1,248 @@
+"""What a client lets go: a filter by frequency, and a noisy histogram with a guarantee.
+
+The filter is a habit, not a guarantee (epsilon: none): whether a record passes depends on the other sentences. The
+histogram is private: sentences fill buckets (cell of a public coarse quantizer, value), each client adds Gaussian noise
+to its own counts and drops what does not exceed a threshold, *before* encryption, because the other members are the
+adversary. What leaves is (centroid, value, noisy count). `accounting` says what it guarantees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+import accounting
+from accounting import PrivacyStatement
+from accounting.statement import ADJACENCY_WORDS
+from jaxpriv import sampling
+
+GRID = 2.0**-10  # noise is rounded to it, so that a count plus noise is exact and its last bits tell nothing
+
+
+def frequent(
+    values: np.ndarray,
+    sentences: np.ndarray,
+    *,
+    min_sentences: int,
+    cells: np.ndarray | None = None,
+    opt_out: Collection[int] = (),
+) -> np.ndarray:
+    """Returns which records may leave: those whose value occurs in at least `min_sentences` sentences of this client.
+
+    Args:
+      values, sentences: token id and sentence number of every record.
+      cells: uint8 [n, subspaces], coarse codes; then (cell, value) must occur that often, which is stricter.
+      opt_out: sentence numbers that never leave and are not counted.
+    """
+    if min_sentences < 1:
+        raise ValueError(f"min_sentences must be at least 1, got {min_sentences=}")
+    stays = ~np.isin(sentences, np.asarray(sorted(opt_out), np.int64))
+    buckets = _bucket_numbers(values, cells)
+    pairs = np.unique(np.stack([buckets[stays], np.asarray(sentences)[stays]]), axis=1)
+    counts = np.bincount(pairs[0].astype(np.int64), minlength=int(buckets.max(initial=-1)) + 1)
+    return stays & (counts[buckets] >= min_sentences)
+
+
+class Histogram(NamedTuple):
+    """One client's private counts.
+
+    cells: uint8 [buckets, subspaces], codes of the coarse quantizer. values: int32 [buckets].
+    counts: sentences that filled each bucket; true counts are private, released ones noisy.
+    """
+
+    cells: np.ndarray
+    values: np.ndarray
+    counts: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseConfig:
+    """A histogram release. Nothing here is secret."""
+
+    max_buckets: int
+    """r: distinct buckets that one unit fills at most, each with weight 1."""
+    stddev: float
+    """Sigma of the Gaussian noise on each count."""
+    threshold: float
+    """tau > 1: noisy counts up to it are dropped."""
+    unit: Literal["sentence", "client"]
+    """Whose presence is hidden."""
+    adjacency: Literal["add-remove", "zero-out", "replace-one"]
+    """Neighbouring data: one unit more or less, or one exchanged."""
+
+    def __post_init__(self):
+        if self.unit not in ("sentence", "client"):
+            raise ValueError(f"unit must be 'sentence' or 'client', got {self.unit!r}")
+        if not self.stddev > 0:
+            raise ValueError(
+                f"stddev must be positive, got {self.stddev=}; a release without noise has no epsilon"
+            )
+        if self.max_buckets < 1:
+            raise ValueError(f"max_buckets must be at least 1, got {self.max_buckets=}")
+        if not self.threshold > 1:
+            raise ValueError(f"threshold must be more than 1 (a unit's own weight), got {self.threshold=}")
+
+
+def histogram(
+    cells: np.ndarray, values: np.ndarray, sentences: np.ndarray, *, max_buckets: int, unit: str
+) -> Histogram:
+    """Counts the units that fill each bucket; private.
+
+    A unit adds weight 1 to each of at most `max_buckets` distinct buckets. If it has more, those whose hash is lowest
+    count: the choice depends on its own buckets alone, and units choose alike, so that counts gather.
+    """
+    owners = np.zeros(len(values), np.int64) if unit == "client" else np.asarray(sentences, np.int64)
+    keys = np.concatenate([np.asarray(cells, np.uint8), _bytes_of(values)], 1)
+    buckets, number = np.unique(keys, axis=0, return_inverse=True)
+    pairs = np.unique(np.stack([owners, number.reshape(-1)], 1), axis=0)
+    rank = _hash(buckets)[pairs[:, 1]]
+    order = np.lexsort([pairs[:, 1], rank, pairs[:, 0]])
+    pairs = pairs[order]
+    new = np.concatenate([[True], pairs[1:, 0] != pairs[:-1, 0]]) if len(pairs) else np.zeros(0, bool)
+    place = np.arange(len(pairs)) - np.maximum.accumulate(np.where(new, np.arange(len(pairs)), 0))
+    counts = np.bincount(pairs[place < max_buckets, 1], minlength=len(buckets))
+    filled = counts > 0
+    width = np.shape(cells)[1]
+    return Histogram(
+        buckets[filled, :width],
+        buckets[filled, width:].copy().view("<i4")[:, 0],
+        counts[filled].astype(np.int64),
+    )
+
+
+def release(key: jax.Array, counts: Histogram, config: ReleaseConfig) -> Histogram:
+    """Returns the buckets whose noisy count exceeds the threshold, with that count: differentially private.
+
+    Buckets that nobody filled get no noise and never appear: that is what the threshold pays for (`guarantee`). The
+    key must be secret (`trainers.common.entropy`), and used for this alone.
+    """
+    noise = np.asarray(sampling.normal(key, (len(counts.counts),)), np.float64) * config.stddev
+    noisy = counts.counts + np.round(noise / GRID) * GRID
+    shown = noisy > config.threshold
+    return Histogram(counts.cells[shown], counts.values[shown], noisy[shown].astype(np.float32))
+
+
+def epsilon(config: ReleaseConfig, *, delta: float) -> float:
+    """Returns epsilon at `delta`, for one client's release; infinite if delta is less than the threshold's share."""
+    return accounting.histogram_epsilon(
+        delta=delta,
+        stddev=config.stddev,
+        threshold=config.threshold,
+        max_buckets=config.max_buckets,
+        adjacency=config.adjacency,
+    )
+
+
+def calibrate(
+    *, epsilon: float, delta: float, max_buckets: int, unit: str, adjacency: str, share: float = 0.5
+) -> ReleaseConfig:
+    """Returns the release with the least noise that guarantees (epsilon, delta).
+
+    Args:
+      share: of delta that pays for the threshold; the rest pays for the noise.
+    """
+    if not epsilon > 0:
+        raise ValueError(f"epsilon must be positive, got {epsilon=}")
+
+    def config(stddev: float) -> ReleaseConfig:
+        threshold = accounting.histogram_threshold(
+            delta=delta, stddev=stddev, max_buckets=max_buckets, adjacency=adjacency, share=share
+        )
+        settings: dict[str, Any] = dict(unit=unit, adjacency=adjacency)
+        return ReleaseConfig(max_buckets=max_buckets, stddev=stddev, threshold=threshold, **settings)
+
+    def spent(stddev: float) -> float:
+        return accounting.histogram_epsilon(
+            delta=delta,
+            stddev=stddev,
+            threshold=config(stddev).threshold,
+            max_buckets=max_buckets,
+            adjacency=adjacency,
+        )
+
+    low, high = 1e-3, 1.0
+    while spent(high) > epsilon:
+        low, high = high, 2 * high
+        if high > 1e9:
+            raise ValueError(f"no noise reaches {epsilon=} at {delta=}; ask for a larger one")
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if spent(middle) <= epsilon else (middle, high)
+    return config(high)
+
+
+def statement(config: ReleaseConfig, *, delta: float) -> PrivacyStatement:
+    """States what one client's released histogram guarantees; raises ValueError where delta is too small for it."""
+    value = epsilon(config, delta=delta)
+    if not np.isfinite(value):
+        raise ValueError(
+            f"delta {delta:g} is less than the threshold {config.threshold:g} costs; raise the threshold or delta"
+        )
+    words = ADJACENCY_WORDS[config.adjacency].format(unit=config.unit)
+    printed = accounting.round_up(value)
+    blank = accounting.no_guarantee(unit=config.unit, reasons=["replaced below"]).data
+    return PrivacyStatement(
+        {
+            **blank,
+            "sentence": f"Each {config.unit} has ({printed}, {delta:g})-differential privacy in the histogram that its "
+            f"client released ({config.adjacency} adjacency: {words}).",
+            "adjacency": config.adjacency,
+            "adjacency_in_words": words,
+            "epsilon": value,
+            "delta": delta,
+            "epsilon_printed": printed,
+            "conversion": "exact Gaussian curve for the counts, 1 - Phi((tau - 1) / sigma)^r for the threshold",
+            "covered": [
+                "the released (cell, value, noisy count) triples and everything computed from them",
+                "towards everyone: other members, the server and the public",
+            ],
+            "not_covered": [
+                "a second release from the same text (it composes)",
+                "records shared beside the histogram, and anything else published about the text",
+                "the choice of r, sigma and tau, if it was made by looking at the text",
+            ],
+            "assumptions": [
+                "the model, the coarse quantizer and the settings are public and came from public data",
+                "the noise key is secret and comes from the operating system",
+                f"each {config.unit} fills at most {config.max_buckets} distinct buckets with weight at most 1",
+                "no text occurs at two clients; otherwise its clients' releases compose",
+            ],
+            "notes": [
+                f"r = {config.max_buckets}, sigma = {config.stddev:g}, tau = {config.threshold:g}; each client "
+                "noises its own counts before encryption",
+            ],
+        }
+    )
+
+
+def no_statement(*, unit: str = "sentence") -> PrivacyStatement:
+    """The statement for everything here that only hinders: epsilon is none."""
+    from trainers.translation.protocol import NO_GUARANTEE
+
+    return accounting.no_guarantee(unit=unit, reasons=NO_GUARANTEE)
+
+
+def _bytes_of(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values, "<i4").reshape(-1, 1).view(np.uint8)
+
+
+def _bucket_numbers(values: np.ndarray, cells: np.ndarray | None) -> np.ndarray:
+    rows = _bytes_of(values)
+    if cells is not None:
+        rows = np.concatenate([np.asarray(cells, np.uint8), rows], 1)
+    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _hash(rows: np.ndarray) -> np.ndarray:
+    """A public, well-mixed 64-bit number of every row (FNV-1a, then the finaliser of SplitMix64)."""
+    state = np.full(len(rows), 0xCBF29CE484222325, np.uint64)
+    with np.errstate(over="ignore"):
+        for column in rows.T:
+            state = (state ^ column.astype(np.uint64)) * np.uint64(0x100000001B3)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
