@@ -286,3 +286,23 @@ def test_gotchas(rows):
     for row in rows("gotchas.csv"):
         check = checks[row["case"]]
         assert check is None or check() in (True, None), row["case"]
+
+
+@pytest.mark.parametrize(
+    ("n", "between", "k", "squared", "printed"),
+    [
+        (2000, 313, 6, 79, "0.81"),
+        (930, 212, 4, 47, "0.48"),
+        (1280, 180, 5, 87, "0.89"),
+        (1620, 303, 5, 70, "0.71"),
+        (530, 54, 8, 182, "1.86"),
+        (1900, 526, 3, 34, "0.35"),
+        (2800, 371, 7, 128, "1.31"),
+        (1290, 170, 6, 112, "1.14"),
+    ],
+)
+def test_published_runs(n, between, k, squared, printed):
+    """Xu et al. 2023 and its sources: z = 7, rounds strictly between, rho to two decimals."""
+    run = tree(n, between + 1, k, z=7)
+    assert accounting.squared_sensitivity(run) == squared
+    assert f"{accounting.rho(run):.2f}" == printed
