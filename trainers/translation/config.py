@@ -4,8 +4,10 @@ end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from trainers.common.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +42,198 @@ class ModelConfig:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout=}")
         if self.key not in ("output", "ffn_input"):
             raise ValueError(f"key must be 'output' or 'ffn_input', got {self.key=}")
+
+
+METHODS = (
+    "p_nmt",
+    "c_nmt",
+    "fedavg_1",
+    "fedavg_inf",
+    "fedavg_1_server",
+    "fedavg_inf_server",
+    "ft_ensemble",
+    "ft",
+    "ak_mt",
+    "fednn",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Train a public translation model, build private memories and compare FedNN with the other ways to
+    share.
+    """
+
+    server: tuple[str, ...]
+    """The server's public pairs: FILE or FILE:sub=a,b (several join); `catalogs` for the embedded
+    messages.
+    """
+    client: tuple[str, ...]
+    """Private pairs, NAME=FILE or NAME=FILE:sub=a,b, one word a client; none with `--server catalogs`."""
+    held_out: tuple[str, ...]
+    """Public pairs that the model is not trained on, FILE or FILE:sub=a,b: memory and questions for the
+    Meta-k network. Without it a tenth of the server's pairs."""
+    source_field: str
+    """Field (or language) of the source side."""
+    target_field: str
+    """Field (or language) of the target side."""
+    run_dir: str
+    """Folder for everything the run writes; it must not exist, unless --resume is given."""
+    public_model: str | None
+    """Folder of a finished public model to start from, instead of training one."""
+
+    vocabulary_size: int
+    """Pieces of the joint vocabulary."""
+    dim: int
+    """Width of the model and of the keys."""
+    encoder_layers: int
+    """Encoder layers."""
+    decoder_layers: int
+    """Decoder layers."""
+    key: Literal["output", "ffn_input"]
+    """Datastore key: last decoder layer's output, or the input of its feed-forward block."""
+    updates: int
+    """Updates of the public model."""
+    batch_tokens: int
+    """Padded target pieces an update."""
+    max_length: int
+    """Longest row in pieces that models are trained on: single pairs, or joined ones."""
+    learning_rate: float
+    """Peak rate of the public model's training."""
+
+    settings: tuple[str, ...]
+    """How pairs are dealt: non_iid, iid, non_iid:N, iid:N, alpha:X; each is run."""
+    methods: tuple[str, ...]
+    """What is compared, of: p_nmt c_nmt fedavg_1 fedavg_inf fedavg_1_server fedavg_inf_server ft_ensemble ft
+    ak_mt fednn."""
+    trials: int
+    """Seeds a setting; dealing and fine-tuning differ, the public model does not."""
+    epochs: int
+    """Local epochs of fine-tuning, rounds of FedAvg_1, and epochs of C-NMT."""
+    local_learning_rate: float
+    """Rate of fine-tuning."""
+    server_sample: int
+    """Server pairs that C-NMT and the FedAvg variants with server data see an epoch."""
+
+    key_encryption: Literal["pq", "pca", "none"]
+    """What happens to keys before they leave a client: product quantization, principal components,
+    nothing.
+    """
+    subspaces: int
+    """Bytes of a PQ code (must divide `dim`); components with pca."""
+    k: int
+    """Neighbours a query."""
+    gate: float
+    """The memory is asked only where the model's best piece has a probability below this; 1 asks always."""
+    shadow: int
+    """Principal components of the first pass of a search; 0 searches exactly."""
+    test_sentences: int
+    """Test sentences a domain; 0 takes all."""
+    beams: int
+    """Beam width; 1 is greedy."""
+    length_penalty: float
+    """Exponent of the length in a hypothesis' score (beam search)."""
+
+    seed: int
+    """Of everything public: initialisation, order, dealing."""
+    resume: bool = False
+    """Continue the run in --run-dir."""
+    json: bool = False
+    """Print one JSON object as the last line; everything else goes to standard error."""
+
+    def __post_init__(self):
+        unknown = [m for m in self.methods if m not in METHODS]
+        if unknown:
+            raise InputError(f"unknown method {unknown[0]!r}; choose of {' '.join(METHODS)}")
+        for name in (
+            "vocabulary_size",
+            "updates",
+            "batch_tokens",
+            "max_length",
+            "trials",
+            "epochs",
+            "subspaces",
+            "k",
+            "beams",
+        ):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        for name in ("shadow", "test_sentences", "server_sample"):
+            if getattr(self, name) < 0:
+                raise InputError(
+                    f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}"
+                )
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"--seed must be in [0, 2^32), got {self.seed}: jax reads 32 bits of it")
+        if not 0 < self.gate <= 1:
+            raise InputError(f"--gate must be in (0, 1], got {self.gate}")
+        if self.key_encryption == "pq" and self.dim % self.subspaces:
+            raise InputError(f"--subspaces must divide --dim {self.dim}, got {self.subspaces}")
+
+
+_DEMO = Config(
+    server=("catalogs",),
+    client=(),
+    held_out=(),
+    source_field="en",
+    target_field="de",
+    run_dir="runs/translation",
+    public_model=None,
+    vocabulary_size=4000,
+    dim=128,
+    encoder_layers=2,
+    decoder_layers=2,
+    key="output",
+    updates=900,
+    batch_tokens=1024,
+    max_length=128,
+    learning_rate=2e-3,
+    settings=("non_iid",),
+    methods=METHODS,
+    trials=1,
+    epochs=2,
+    local_learning_rate=5e-4,
+    server_sample=3000,
+    key_encryption="pq",
+    subspaces=64,
+    k=8,
+    gate=1.0,
+    shadow=32,
+    test_sentences=100,
+    beams=1,
+    length_penalty=1.0,
+    seed=0,
+)
+
+# One table: what a preset changes of `demo`.
+PRESETS = {
+    "demo": _DEMO,
+    "tiny": replace(
+        _DEMO,
+        vocabulary_size=500,
+        dim=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        updates=30,
+        batch_tokens=512,
+        max_length=24,
+        epochs=1,
+        server_sample=100,
+        subspaces=4,
+        k=4,
+        shadow=0,
+        test_sentences=8,
+    ),
+    "paper": replace(
+        _DEMO,
+        vocabulary_size=6000,
+        dim=192,
+        encoder_layers=3,
+        updates=5000,
+        batch_tokens=2048,
+        trials=3,
+        epochs=3,
+        server_sample=10_000,
+        test_sentences=0,
+    ),
+}

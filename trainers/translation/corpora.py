@@ -1,0 +1,127 @@
+"""Loads the server's and the clients' pairs as a command line names them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from trainers.common import files, parallel_text
+from trainers.common.errors import InputError
+from trainers.common.pairs import Pair, PairSplits
+from trainers.common.pairs import key as plain_key
+from trainers.translation.config import Config
+
+GENERAL = "general"
+QUESTIONS = 600
+"""Held-out pairs of a kind, at most, that the Meta-k network is trained on."""
+
+
+class Corpora(NamedTuple):
+    """Everything a run reads. Sentences of any test set are in no train set (by `pairs.key`, on either side).
+
+    server: train pairs of the public model, and the server's validation and test pairs.
+    memory, questions: public pairs outside the model's training: a store for the Meta-k network to learn on,
+      and the pairs it is asked about (from the server's first source and from --held-out).
+    clients: private pairs by domain. notes: what reading left out, for the operator.
+    """
+
+    server: PairSplits
+    memory: list[Pair]
+    questions: list[Pair]
+    clients: Mapping[str, PairSplits]
+    notes: list[str]
+
+
+def parse_source(text: str) -> tuple[str, tuple[str, ...] | None]:
+    """`FILE` or `FILE:sub=a,b` as the file and the parts to keep."""
+    path, found, subs = text.rpartition(":sub=")
+    if not found:
+        return text, None
+    parts = tuple(p for p in subs.split(",") if p)
+    if not parts:
+        raise InputError(f"{text}: no part named after :sub=")
+    return path, parts
+
+
+def parse_client(text: str) -> tuple[str, str]:
+    """`NAME=FILE...` as its two halves."""
+    name, found, rest = text.partition("=")
+    if not found or not rest or not name or not name.replace("-", "").replace("_", "").isalnum():
+        raise InputError(f"--client needs NAME=FILE, got {text!r}; a name has letters, digits, - and _ only")
+    if name == GENERAL:
+        raise InputError(f"--client {text!r}: the name {GENERAL!r} is the server's")
+    return name, rest
+
+
+def hashed(text: str) -> int:
+    """64 bits that depend on the text alone: how pairs are set aside."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
+
+
+def _read(sources: Sequence[str], config: Config, notes: list[str]) -> PairSplits:
+    joined = PairSplits([], [], [])
+    for text in sources:
+        path, subs = parse_source(text)
+        splits, said = parallel_text.read_pair_splits(
+            path, source_field=config.source_field, target_field=config.target_field, sub=subs
+        )
+        notes += [f"{text}: {line}" for line in said]
+        for mine, new in zip(joined, splits):
+            mine.extend(new)
+    return joined
+
+
+def load(config: Config) -> Corpora:
+    """Reads all pairs and sets the held-out ones aside.
+
+    Raises:
+      InputError: a source cannot be read; clients are missing, or named twice.
+    """
+    notes: list[str] = []
+    if config.server == ("catalogs",):
+        sets = parallel_text.load_default()
+        server = sets[GENERAL]
+        server_size = len(server.train)
+        clients = {name: splits for name, splits in sets.items() if name != GENERAL}
+        if config.client:
+            clients = {}
+    else:
+        server, clients = _read(config.server, config, notes), {}
+        server_size = len(_read(config.server[:1], config, []).train)
+    for text in config.client:
+        name, source = parse_client(text)
+        if name in clients:
+            raise InputError(f"--client {name} is given twice; give each client its own name")
+        clients[name] = _read([source], config, notes)
+    if not clients:
+        raise InputError("no client: give --client NAME=FILE at least once")
+
+    seen = {plain_key(side) for splits in clients.values() for p in splits.test for side in p[:2]}
+    seen |= {plain_key(side) for p in server.test for side in p[:2]}
+    clean = [p for p in server.train if plain_key(p.source) not in seen and plain_key(p.target) not in seen]
+    if len(clean) < len(server.train):
+        notes.append(f"{len(server.train) - len(clean)} server pairs have a side in a test set: left out")
+    # The model has never seen what the network is asked, or it would learn to trust the model too much.
+    every = max(10, -(-server_size // QUESTIONS))
+    aside = {p for p in clean if hashed(p.source) % every == 0} & set(server.train[:server_size])
+    kept = [p for p in clean if p not in aside]
+    own = [p for p in clean if p in aside]
+    if config.held_out:
+        extra = _read(config.held_out, config, notes).train
+        memory = [p for p in extra if hashed(p.target) % 5]
+        questions = [p for p in extra if hashed(p.target) % 5 == 0][:QUESTIONS] + own
+    else:
+        memory = [p for p in own if hashed(p.target) % 2]
+        questions = [p for p in own if hashed(p.target) % 2 == 0]
+    if not memory or len(questions) < 2:
+        raise InputError("too few public pairs to train the Meta-k network on; give more with --held-out")
+    return Corpora(PairSplits(kept, server.validation, server.test), memory, questions, clients, notes)
+
+
+def digest(corpora: Corpora) -> str:
+    """SHA-256 over all pairs by use: what a resumed run must find unchanged."""
+    parts = [*corpora.server, corpora.memory, corpora.questions]
+    for name, splits in corpora.clients.items():
+        parts += [[Pair(name, "")], *splits]
+    return files.digest_of(*("\x1e".join("\x1f".join(p) for p in part) for part in parts))
