@@ -32,18 +32,19 @@ def local_sgd(
     """
 
     def step(i, carry):
-        local, total = carry
+        local, space, total = carry
         at = span.first + i % jnp.maximum(span.count, 1)
         batch = Packed(*(lax.dynamic_index_in_dim(x, at, keepdims=False) for x in store))
         if one_at_a_time:
-            local, loss = packed.sgd_step(local, batch, learning_rate=learning_rate, cell=cell)
+            local, space, loss = packed.sgd_step(local, space, batch, learning_rate=learning_rate, cell=cell)
         else:
             inputs, targets = batches.unpack(batch)
             loss, grads = jax.value_and_grad(model.loss)(local, inputs, targets, cell=cell)
             local = jax.tree.map(lambda p, g: p - learning_rate * g, local, grads)
-        return local, total + loss
+        return local, space, total + loss
 
     steps = epochs * span.count
-    local, total = lax.fori_loop(0, steps, step, (params, jnp.float32(0.0)))
+    space = packed.scratch(params, store) if one_at_a_time else ()
+    local, _, total = lax.fori_loop(0, steps, step, (params, space, jnp.float32(0.0)))
     update = jax.tree.map(jnp.subtract, local, params)
     return update, {"loss": total, "batches": steps.astype(jnp.float32)}

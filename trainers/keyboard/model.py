@@ -16,6 +16,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -43,11 +44,12 @@ class ModelConfig:
         for name in ("num_tokens", "embedding_size", "hidden_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.cell not in GATES:
-            raise ValueError(f"cell must be one of {sorted(GATES)}, got {self.cell!r}")
+        if self.cell not in _GATE_ORDER:
+            raise ValueError(f"cell must be one of {sorted(_GATE_ORDER)}, got {self.cell!r}")
 
 
-GATES = {"cifg": 3, "lstm": 4}
+# f: forget, o: output, i: input (sigmoids; the forget gate's is shifted by 1), g: candidate (tanh).
+_GATE_ORDER = {"cifg": "fgo", "lstm": "ifgo"}
 
 
 class KeyboardLM(nnx.Module):
@@ -55,7 +57,7 @@ class KeyboardLM(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         tokens, embed, hidden = config.num_tokens, config.embedding_size, config.hidden_size
-        gates = GATES[config.cell]
+        gates = len(_GATE_ORDER[config.cell])
         small, lecun = nnx.initializers.normal(0.1), nnx.initializers.lecun_normal()
         square = nnx.initializers.orthogonal()
         self.config = config
@@ -91,14 +93,18 @@ def output_embedding(params: Params) -> Float[Array, "tokens embed"]:
 
 def step_cell(cell: str, z: Float[Array, "rows gates"], c: Float[Array, "rows hidden"]):
     """`(h', c')` from the gates' inputs `z = x W_x + h W_h + b` and the cell state."""
+    # sigmoid(x) = tanh(x / 2) / 2 + 1/2: one tanh over all gates is several times faster than four functions.
+    names, hidden = _GATE_ORDER[cell], c.shape[1]
+    scale = np.repeat(np.float32([1.0 if gate == "g" else 0.5 for gate in names]), hidden)[None]
+    shift = np.repeat(np.float32([0.5 if gate == "f" else 0.0 for gate in names]), hidden)[None]
+    gates = jnp.tanh(z * scale + shift) * scale + (1.0 - scale)
     if cell == "cifg":
-        f, g, o = jnp.split(z, 3, -1)
-        f = jax.nn.sigmoid(f + 1.0)
-        c = f * c + (1.0 - f) * jnp.tanh(g)
+        f, g, o = jnp.split(gates, 3, -1)
+        c = f * c + (1.0 - f) * g
     else:
-        i, f, g, o = jnp.split(z, 4, -1)
-        c = jax.nn.sigmoid(f + 1.0) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    return jax.nn.sigmoid(o) * jnp.tanh(c), c
+        i, f, g, o = jnp.split(gates, 4, -1)
+        c = f * c + i * g
+    return o * jnp.tanh(c), c
 
 
 def hidden_states(

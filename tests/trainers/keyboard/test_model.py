@@ -80,6 +80,7 @@ def test_a_packed_step_is_a_plain_step(cell, shared):
     lengths = [[], [3], [6, 6, 6, 6], [0, 1, 2, 3, 4, 5, 6], list(rng.integers(0, 7, 16)), [6] * 16, [1] * 9]
     step = jax.jit(packed.sgd_step, static_argnames="cell")
     plain = jax.jit(jax.value_and_grad(model.loss), static_argnames="cell")
+    space = None
     for row_lengths in lengths:
         rows = np.array([data.sentence(rng, n) for n in row_lengths], np.int32).reshape(-1, data.WIDTH)
         packs = batches.pack_round(
@@ -88,12 +89,14 @@ def test_a_packed_step_is_a_plain_step(cell, shared):
         batch = batches.Packed(*(jnp.asarray(x[0]) for x in packs))
         padded = np.zeros((16, data.WIDTH), np.int32)
         padded[: len(rows)] = rows
-        loss, grads = plain(params, jnp.asarray(padded[:, :-1].T), jnp.asarray(padded[:, 1:].T), cell=cell)
-        new, got = step(params, batch, learning_rate=0.5, cell=cell)
+        loss, grads = plain(params, padded[:, :-1].T, padded[:, 1:].T, cell=cell)
+        # The buffers of one batch are handed to the next, as a client does.
+        space = packed.scratch(params, packs) if space is None else space
+        new, space, got = step(params, space, batch, learning_rate=0.5, cell=cell)
         np.testing.assert_allclose(got, loss, rtol=1e-5, atol=1e-6)
         for name, value in params.items():
             np.testing.assert_allclose(
-                new[name], value - 0.5 * grads[name], rtol=1e-5, atol=2e-6, err_msg=name
+                new[name], value - 0.5 * grads[name], rtol=1e-5, atol=2e-6, err_msg=f"{name} {row_lengths}"
             )
 
 
