@@ -56,13 +56,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse_release(argv: Sequence[str], prog: str) -> ReleaseConfig:
-    import tyro
+    """The options of `release`; those without a default must be given."""
+    from tyro import MISSING
 
+    required = ReleaseConfig(run_dir=MISSING, data=MISSING, output=MISSING, epsilon=MISSING)
     return command.parse(
         ReleaseConfig,
         argv,
         prog=prog,
-        presets={"default": tyro.MISSING},
+        presets={"default": required},
         description="Releases private embeddings.",
     )
 

@@ -59,7 +59,9 @@ class Encoded(NamedTuple):
         """The documents `rows`, in that order."""
         rows = np.asarray(rows)
         counts = self.counts[rows]
-        inside = np.concatenate([np.arange(self.offsets[r], self.offsets[r + 1]) for r in rows] or [[]])
+        inside = np.concatenate(
+            [np.arange(int(self.offsets[r]), int(self.offsets[r + 1])) for r in rows] or [[]]
+        )
         return self._replace(
             ids=[self.ids[r] for r in rows],
             texts=[self.texts[r] for r in rows],

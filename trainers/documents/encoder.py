@@ -35,8 +35,8 @@ def _forward(graph: nnx.GraphDef, state: nnx.State, ids: jax.Array, lengths: jax
 class SentenceEncoder:
     """A sentence-transformers folder ready to encode.
 
-    name: what the model is called in reports. digest: of its weights, tokenizer, pooling and length limit.
-    dim: length of an embedding.
+    folder: where it was read from. name: what it is called in reports. dim: length of an embedding.
+    digest: of its weights, tokenizer, pooling and length limit.
     """
 
     def __init__(self, folder: files.PathLike, *, name: str = "", cache: files.PathLike | None = None):
@@ -55,6 +55,7 @@ class SentenceEncoder:
         # MiniLM ships with padding to 128 switched on, which would cut and slow everything.
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(model.config.max_length)
+        self.folder = folder
         self.config = model.config
         self.dim = model.config.hidden_size
         self.digest = files.digest_of(

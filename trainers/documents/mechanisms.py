@@ -109,8 +109,8 @@ def noised_means(
     documents: Encoded, keys: jax.Array, axes: np.ndarray, *, max_norm: float, epsilon: float
 ) -> np.ndarray:
     """`worddp.low_rank_noised` of every document: float32 [documents, axes]."""
-    axes = jnp.asarray(axes)
-    return _map_documents(documents, lambda s, w, k: _low_rank(s, w, k, axes, max_norm, epsilon), keys)
+    rows = jnp.asarray(axes)
+    return _map_documents(documents, lambda s, w, k: _low_rank(s, w, k, rows, max_norm, epsilon), keys)
 
 
 @jax.jit
@@ -127,8 +127,8 @@ def truncated_means(
     documents: Encoded, keys: jax.Array, low: np.ndarray, high: np.ndarray, *, epsilon: float
 ) -> np.ndarray:
     """`worddp.truncated_laplace` of every document: float32 [documents, dim]."""
-    low, high = jnp.asarray(low), jnp.asarray(high)
-    return _map_documents(documents, lambda s, w, k: _truncated(s, w, k, low, high, epsilon), keys)
+    box = jnp.asarray(low), jnp.asarray(high)
+    return _map_documents(documents, lambda s, w, k: _truncated(s, w, k, *box, epsilon), keys)
 
 
 @jax.jit

@@ -200,7 +200,7 @@ def train_recoder(
         places = np.zeros((len(order), max_sentences), np.int32)
         where = np.arange(max_sentences)[None] < train.counts[order][:, None]
         for i, row in enumerate(order):
-            count = train.counts[row]
+            count = int(train.counts[row])
             chosen = rng.permutation(count)[:max_sentences] if count > max_sentences else np.arange(count)
             places[i, : len(chosen)] = train.offsets[row] + chosen
         shape = (len(order) // size, size)

@@ -13,7 +13,7 @@ from trainers.common.errors import InputError
 
 
 def _sentencex(text: str) -> list[str]:
-    from sentencex import segment
+    from sentencex import segment  # pyright: ignore[reportAttributeAccessIssue] (a Rust module)
 
     return list(segment("en", text))
 

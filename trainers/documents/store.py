@@ -39,7 +39,7 @@ class Fitted(NamedTuple):
 def save(folder: pathlib.Path, fitted: Fitted) -> None:
     """Writes `public.npz`, `documents.npz` and, last, `fit.json`: a folder with that file is complete."""
     public = fitted.public
-    arrays: dict[str, np.ndarray] = {
+    arrays: dict[str, Any] = {
         name: getattr(public, name)
         for name in (
             "rows", "means", "recoded_means", "directions", "principal", "discriminant", "centre", "low", "high"
@@ -90,7 +90,10 @@ def load(folder: pathlib.Path) -> Fitted:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["format"] != _FORMAT:
             raise InputError(f"{path} has format {record['format']}, not {_FORMAT}; fit again")
-        config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in record["config"].items()})
+        settings: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in record["config"].items()
+        }
+        config = Config(**settings)
         with np.load(folder / "public.npz") as arrays:
             public = _public(dict(arrays))
         with np.load(folder / "documents.npz") as arrays:

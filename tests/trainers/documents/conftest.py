@@ -1,0 +1,102 @@
+"""A toy sentence-transformers folder and labelled documents, so that commands run in seconds and without a network."""
+
+import json
+
+import numpy as np
+import pytest
+
+WORDS = {
+    "sea": ["ship", "wave", "sail", "harbour", "tide", "anchor", "captain", "island", "storm", "deck"],
+    "kitchen": ["oven", "flour", "sugar", "butter", "recipe", "salt", "pan", "onion", "bake", "soup"],
+    "law": [
+        "court",
+        "judge",
+        "appeal",
+        "verdict",
+        "statute",
+        "clause",
+        "witness",
+        "counsel",
+        "plea",
+        "trial",
+    ],
+}
+COMMON = ["the", "a", "of", "and", "was", "in", "to", "with", "for", "on"]
+
+
+@pytest.fixture(scope="session")
+def toy_encoder(tmp_path_factory):
+    """A BERT of two layers and 32 dimensions whose words have random vectors; one token a word."""
+    from safetensors.numpy import save_file
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    folder = tmp_path_factory.mktemp("toy-encoder")
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", ".", *COMMON, *(w for ws in WORDS.values() for w in ws)]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(names)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.enable_padding(length=128)  # as released models have it: the loader must switch it off
+    tokenizer.save(str(folder / "tokenizer.json"))
+    dim, inner, layers = 32, 64, 2
+    config = {
+        "architectures": ["BertModel"], "model_type": "bert", "hidden_size": dim, "intermediate_size": inner,
+        "num_hidden_layers": layers, "num_attention_heads": 4, "vocab_size": len(names),
+        "max_position_embeddings": 64, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    rng = np.random.default_rng(0)
+
+    def normal(*shape, scale):
+        return rng.normal(size=shape, scale=scale).astype(np.float32)
+
+    tensors = {
+        "embeddings.word_embeddings.weight": normal(len(names), dim, scale=1.0),
+        "embeddings.position_embeddings.weight": normal(64, dim, scale=0.02),
+        "embeddings.token_type_embeddings.weight": normal(2, dim, scale=0.02),
+    }
+    norms = ["embeddings.LayerNorm"]
+    for i in range(layers):
+        at = f"encoder.layer.{i}"
+        norms += [f"{at}.attention.output.LayerNorm", f"{at}.output.LayerNorm"]
+        shapes = {"attention.self.query": (dim, dim), "attention.self.key": (dim, dim)}
+        shapes |= {"attention.self.value": (dim, dim), "attention.output.dense": (dim, dim)}
+        shapes |= {"intermediate.dense": (inner, dim), "output.dense": (dim, inner)}
+        for name, shape in shapes.items():
+            tensors[f"{at}.{name}.weight"] = normal(*shape, scale=0.05)
+            tensors[f"{at}.{name}.bias"] = normal(shape[0], scale=0.05)
+    for name in norms:
+        tensors |= {f"{name}.weight": np.ones(dim, np.float32), f"{name}.bias": np.zeros(dim, np.float32)}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def make_document(rng, label, num_sentences):
+    sentences = []
+    for _ in range(num_sentences):
+        words = [*rng.choice(WORDS[label], 4), *rng.choice(COMMON, 3)]
+        rng.shuffle(words)
+        sentences.append(" ".join(words).capitalize() + ".")
+    return " ".join(sentences)
+
+
+@pytest.fixture(scope="session")
+def toy_data(tmp_path_factory):
+    """docs_train.jsonl with its validation and test files: 40, 20 and 20 documents a label."""
+    folder, rng = tmp_path_factory.mktemp("toy-data"), np.random.default_rng(1)
+    for split, size in (("train", 40), ("val", 20), ("test", 20)):
+        with open(folder / f"docs_{split}.jsonl", "w") as file:
+            for label in WORDS:
+                for _ in range(size):
+                    text = make_document(rng, label, int(rng.integers(2, 14)))
+                    file.write(json.dumps({"text": text, "label": label}) + "\n")
+    return folder / "docs_train.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch, request):
+    """Toy embeddings stay out of the user's cache; tests of the real encoder use it, for the package they fetch."""
+    if "minilm" not in request.fixturenames:
+        monkeypatch.setenv("JAXPRIV_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))

@@ -1,0 +1,212 @@
+"""fit, release, evaluate from end to end on toy documents; bad input ends with one line and status 2."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from trainers import cli
+from trainers.documents.config import METHODS
+
+SMALL = [
+    "--preset",
+    "tiny",
+    "--num-candidates",
+    "40",
+    "--num-clusters",
+    "4",
+    "--num-directions",
+    "10",
+    "--num-axes",
+    "5",
+    "--insecure-noise-seed",
+    "1",
+    "--epsilons",
+    "10",
+]
+
+
+def run(capsys, *arguments):
+    """Status, standard output's lines, standard error."""
+    status = cli.main(["documents", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return status, out.strip().splitlines(), err
+
+
+@pytest.fixture(scope="module")
+def fitted(toy_encoder, toy_data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "fit"
+    arguments = [
+        "documents",
+        "fit",
+        *SMALL,
+        "--data",
+        toy_data,
+        "--encoder",
+        toy_encoder,
+        "--run-dir",
+        folder,
+    ]
+    assert cli.main([*map(str, arguments), "--methods", "deepcandidate", "bounded_sum", "low_rank"]) == 0
+    return folder
+
+
+@pytest.fixture
+def letters(tmp_path):
+    """Private documents: two real ones, an empty one, one of one sentence, one of emoji, a long one."""
+    folder = tmp_path / "letters"
+    folder.mkdir()
+    texts = {
+        "a.txt": "The ship was in the harbour. The captain and the storm. A wave for the deck. The tide.",
+        "b.txt": "The judge was in the court. A verdict. The appeal for the witness.",
+        "c_empty.txt": "",
+        "d_one.txt": "Only one sentence here.",
+        "e_emoji.txt": "😀😀! 🎉🎉!",
+        "f_long.txt": "The oven was on. " * 300,
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("method", ["bounded_sum", "deepcandidate", "low_rank"])
+def test_release_writes_embeddings_statement_and_ledger(capsys, fitted, letters, tmp_path, method):
+    output, ledger = tmp_path / "out.parquet", tmp_path / "ledger.json"
+    arguments = ("release", "--run-dir", fitted, "--data", letters, "--method", method, "--ledger", ledger)
+    status, lines, _ = run(capsys, *arguments, "--output", output, "--epsilon", 10, "--json")
+    assert status == 0
+    result = json.loads(lines[-1])
+    assert result["guarantee"]["epsilon"] == 10
+    assert result["guarantee"]["simulation"] is False
+    assert (result["without_sentences"], result["one_sentence"]) == (1, 1)
+    table = pq.read_table(output).to_pylist()
+    assert [row["id"] for row in table] == sorted(p.name for p in letters.iterdir())
+    assert [row["num_sentences"] for row in table][2:4] == [0, 1]
+    assert all(np.isfinite(row["embedding"]).all() for row in table)
+    assert (tmp_path / "out.parquet.privacy.md").read_text().startswith("# Privacy statement")
+    assert "the" not in json.loads(ledger.read_text())["spent"]  # digests only, no text
+    assert ledger.stat().st_mode & 0o077 == 0
+
+    again = tmp_path / "again.parquet"
+    status, _, err = run(capsys, *arguments, "--output", again, "--epsilon", 5)
+    assert status == 2
+    assert "released before" in err
+    assert not again.exists()
+    status, lines, _ = run(capsys, *arguments, "--output", again, "--epsilon", 5, "--allow-repeats", "--json")
+    assert status == 0
+    assert json.loads(lines[-1])["guarantee"]["epsilon"] == 15
+
+
+def test_the_same_text_under_another_name_counts_as_released(capsys, fitted, tmp_path):
+    text = "The ship was in the harbour. The captain."
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(text)
+    shared = ("--run-dir", fitted, "--ledger", tmp_path / "ledger.json", "--epsilon", 10)
+    status, _, _ = run(
+        capsys, "release", *shared, "--data", tmp_path / "one.txt", "--output", tmp_path / "1.parquet"
+    )
+    assert status == 0
+    status, _, err = run(
+        capsys, "release", *shared, "--data", tmp_path / "two.txt", "--output", tmp_path / "2.parquet"
+    )
+    assert status == 2
+    assert "two.txt" in err
+
+
+def test_releases_differ_from_call_to_call(capsys, fitted, tmp_path):
+    """Selection keys come from the system: equal documents, ids and budgets give different noise."""
+    document, rows = tmp_path / "x.txt", []
+    document.write_text("The ship was in the harbour. The captain.")
+    for i in range(2):
+        status, _, _ = run(
+            capsys, "release", "--run-dir", fitted, "--data", document, "--method", "low_rank", "--epsilon", 10,
+            "--ledger", tmp_path / f"l{i}.json", "--output", tmp_path / f"{i}.parquet",
+        )  # fmt: skip
+        assert status == 0
+        rows.append(pq.read_table(tmp_path / f"{i}.parquet")["embedding"][0].as_py())
+    assert rows[0] != rows[1]
+
+
+@pytest.mark.slow
+def test_evaluate_reports_every_method_and_resumes_to_the_same_result(
+    capsys, toy_encoder, toy_data, tmp_path
+):
+    arguments = [
+        "evaluate",
+        *SMALL,
+        "--data",
+        toy_data,
+        "--encoder",
+        toy_encoder,
+        "--run-dir",
+        tmp_path / "run",
+    ]
+    status, lines, _ = run(capsys, *arguments, "--json")
+    assert status == 0
+    result = json.loads(lines[-1])
+    scores = result["macro_f1"]
+    assert set(scores) == {"nonprivate", "random", *METHODS}
+    assert scores["nonprivate"] > 95
+    assert scores["random"] == pytest.approx(100 / 3)
+    assert scores["bounded_sum"]["10"] > 80
+    assert scores["deepest_candidate (no privacy)"]["inf"] >= scores["truncation"]["10"]
+    assert result["guarantee"]["unit"] == "sentence"
+    assert (tmp_path / "run" / "macro_f1.png").stat().st_size > 1000
+    # Killed after the first records: the rest comes out as it would have.
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    kept = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(kept[:2]) + kept[2][:20])
+    status, lines, _ = run(capsys, *arguments, "--json", "--resume")
+    assert status == 0
+    assert json.loads(lines[-1])["macro_f1"] == scores
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("evaluate", "--epsilons", "0"), "epsilon must be positive"),
+        (("evaluate", "--epsilons", "-1"), "epsilon must be positive"),
+        (("fit", "--epsilons", "inf"), "epsilon must be positive"),
+        (("fit", "--epsilons", "nan"), "epsilon must be positive"),
+        (("fit", "--methods", "magic"), "unknown method"),
+        (("fit", "--num-directions", "7"), "multiples of 5"),
+        (("fit", "--trials", "0"), "--trials"),
+        (("fit", "--data", "absent_train.jsonl", "--run-dir", "RUN"), "does not exist"),
+        (("fit", "--encoder", "absent", "--run-dir", "RUN"), "does not exist"),
+        (("release", "--run-dir", "absent", "--data", "x", "--output", "y", "--epsilon", "10"), "fit"),
+        (("release", "--run-dir", "absent", "--data", "x", "--output", "y", "--epsilon", "0"), "positive"),
+        (("release", "--epsilon", "10"), "required"),
+        (("publish",), "unknown command"),
+        (("fit", "--no-such-option"), "no-such-option"),
+    ],
+)
+def test_bad_settings_end_with_one_line_and_status_2(capsys, tmp_path, toy_encoder, arguments, words):
+    arguments = [str(tmp_path / "run") if a == "RUN" else a for a in arguments]
+    if "--data" in arguments and "--encoder" not in arguments and arguments[0] == "fit":
+        arguments += ["--encoder", str(toy_encoder)]
+    status, out, err = run(capsys, *arguments)
+    assert status == 2
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert not out
+
+
+def test_release_refuses_what_it_cannot_read(capsys, fitted, tmp_path):
+    shared = ("release", "--run-dir", fitted, "--epsilon", 10, "--output", tmp_path / "o.parquet")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"\xff\xfe\x00caf\xe9")
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text('{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}\n')
+    for source, words in (
+        (empty, "no .txt"),
+        (bad, "UTF-8"),
+        (twice, "twice"),
+        (tmp_path / "no.txt", "exist"),
+    ):
+        status, _, err = run(capsys, *shared, "--data", source)
+        assert status == 2
+        assert words in err
+    assert not (tmp_path / "o.parquet").exists()
