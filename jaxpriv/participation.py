@@ -1,9 +1,8 @@
 """Who takes part when: devices with timers, availability and drop-out, and the limits the accountant is told.
 
 Rounds are *released* rounds, the steps of the noise mechanism. A device's timer starts when it downloads the
-model,
-whether or not its message then enters the sum: chosen for round t, it is next eligible in round t + b, plus
-jitter, which only lengthens the wait. Where fewer than `report_goal` are there to choose from, nobody
+model, whether or not its message then enters the sum: chosen for round t, it is next eligible in round
+t + b, plus jitter, which only lengthens the wait. Where fewer than `report_goal` are there to choose from, nobody
 downloads. An attempt that fewer than `report_goal` devices report to is abandoned: it takes no round number,
 so no timer advances, but the timers of those who downloaded have started. (Gboard's rule; Xu et al. 2023,
 arXiv:2305.18465, section 3.) A participation is counted when a message enters a released sum.
