@@ -41,7 +41,8 @@ def replace_words(
     post-processing.
     """
     _positive("epsilon", epsilon)
-    noised = words + metric_noise(key, words.shape, scale=1 / epsilon)
+    num_words, dim = words.shape
+    noised = words + metric_noise(key, (num_words, dim), scale=1 / epsilon)
     return nearest(noised, vocabulary)
 
 

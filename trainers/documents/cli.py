@@ -1,10 +1,11 @@
 """`jaxpriv documents fit|release|evaluate`: sentence-private document embeddings from the command line."""
 
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from trainers.common import command, manifest, metrics
+from trainers.common import command, files, manifest, metrics
 from trainers.common.errors import InputError
 from trainers.documents.config import PRESETS, Config, ReleaseConfig
 
@@ -85,6 +86,8 @@ def evaluate(config: Config) -> tuple[dict[str, Any], str]:
     prepared = public.prepare(config, train, validation)
     path = folder / "metrics.jsonl"
     done = metrics.read(path) if path.exists() else []
+    with files.atomic_write(path) as file:  # a line that a kill tore goes, before others follow it
+        file.writelines(json.dumps(record) + "\n" for record in done)
     with metrics.Writer(path) as writer:
         measure.sweep(config, prepared, train, validation, test, root, writer, done)
         if "word_mdp" in config.methods:
