@@ -9,6 +9,7 @@ import numpy as np
 import accounting
 from accounting import record, strategies
 from jaxpriv import noise, participation
+from trainers.common import strategies as optimized
 from trainers.common.errors import InputError
 from trainers.keyboard.config import Config
 from trainers.keyboard.round import AdaptiveClip, RoundConfig
@@ -53,7 +54,7 @@ def make(config: Config, *, population: int, vocabulary_origin: str) -> Plan:
         adaptive = AdaptiveClip(
             target=config.clip_quantile, learning_rate=config.clip_learning_rate, count_stddev=sigma_b
         )
-    strategy = _strategy(config, b)
+    strategy = _strategy(config, b, k)
     origin = "public" if vocabulary_origin == "public" else "clients"
     notes = (
         ["the vocabulary's origin is not stated; it is taken as clients' text"]
@@ -186,14 +187,19 @@ def _participation(config: Config, population: int, selected: int) -> tuple[int,
     return b, k
 
 
-def _strategy(config: Config, b: int) -> strategies.BLT | strategies.Toeplitz | None:
-    """The matrix mechanism's strategy, with its coefficients as applied (float32 values)."""
+def _strategy(config: Config, b: int, k: int) -> strategies.BLT | strategies.Toeplitz | None:
+    """The matrix mechanism's strategy, optimized for the longest segment; coefficients as applied (float32 values)."""
+    if config.mechanism not in ("blt", "banded"):
+        return None
     segment = int(max(np.diff([0, *config.restarts, config.rounds])))
+    limits = {
+        "num_rounds": segment,
+        "min_separation": min(b, segment),
+        "max_participations": min(k, participation.most_participations(segment, b)),
+    }
     if config.mechanism == "blt":
-        return strategies.applied(strategies.rational_blt(segment, config.buffers))
-    if config.mechanism == "banded":
-        return strategies.applied(strategies.banded_square_root(min(config.bands, b, segment)))
-    return None
+        return optimized.blt(**limits, buffers=config.buffers)
+    return optimized.banded(**limits, bands=min(config.bands, limits["min_separation"]))
 
 
 def _coefficients(strategy: strategies.BLT | strategies.Toeplitz | None) -> dict[str, Any] | None:

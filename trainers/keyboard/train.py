@@ -81,6 +81,7 @@ class Run:
         self.facts = {
             "settings": {k: v for k, v in manifest.config_dict(config).items() if k not in FREE},
             "digests": data.digests,
+            "strategy": {"coefficients": self.plan.record.strategy},
         }
 
     def start(self) -> State:
@@ -111,7 +112,7 @@ class Run:
             return 0, self.start()
         saved = checkpoint.read_facts(self.checkpoints, at)
         now = metrics.plain(self.facts)
-        for what in ("settings", "digests"):
+        for what in ("settings", "digests", "strategy"):
             run_dir.require_same(saved[what], now[what], where=f"the run in {self.folder}", what=what)
         return at, checkpoint.load(self.checkpoints, at, self.start())
 
