@@ -87,8 +87,8 @@ def blt(
         return ToeplitzState(state.key, state.step + 1, stddev, buffers, state.layout), scale(noise, stddev)
 
     def column(num_rounds: int) -> np.ndarray:
-        powers = np.float32(theta).astype(np.float64) ** np.arange(max(num_rounds - 1, 0))[:, None]
-        return np.concatenate([[1.0], powers @ np.float32(omega).astype(np.float64)])[:num_rounds]
+        powers = theta.astype(np.float32).astype(np.float64) ** np.arange(max(num_rounds - 1, 0))[:, None]
+        return np.concatenate([[1.0], powers @ omega.astype(np.float32).astype(np.float64)])[:num_rounds]
 
     return NoiseMechanism(
         init, step, lambda state: segments.starts(state.step), lambda n: _inverse_matrix(column, segments, n)
@@ -144,7 +144,7 @@ def banded(
         )
 
     def column(num_rounds: int) -> np.ndarray:
-        given = np.float32(coefficients[:num_rounds]).astype(np.float64)
+        given = coefficients[:num_rounds].astype(np.float32).astype(np.float64)
         return np.concatenate([given, np.zeros(num_rounds - len(given))])
 
     return NoiseMechanism(
