@@ -221,8 +221,13 @@ def fit_with_temperature(
     *,
     config: MetaKConfig = MetaKConfig(),
 ) -> tuple[knn.MetaK, float, float]:
-    """`(network, temperature, held-back loss)`: one network a temperature, the best kept."""
-    tries = [(t, *fit(key, positions, temperature=t, config=config)) for t in temperatures(positions)[::2]]
+    """`(network, temperature, held-back loss)`: one network a temperature, the best kept.
+
+    All start from the same weights and hold the same sentences back, so that their losses compare.
+    """
+    tries = []
+    for t in temperatures(positions)[::2]:
+        tries.append((t, *fit(jax.random.clone(key), positions, temperature=t, config=config)))
     temperature, meta, value = min(tries, key=lambda t: t[2])
     return meta, temperature, value
 

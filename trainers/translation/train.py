@@ -176,6 +176,8 @@ def step(
 
 def planned_updates(examples: Sequence[Example], schedule: Schedule, seed: int) -> int:
     """Updates that a run will make."""
+    if all(1 + max(len(e.source), len(e.target)) > schedule.max_length for e in examples):
+        return 0
     if schedule.epochs is None:
         return schedule.updates
     batches_each = [len(_plan(examples, schedule, seed, n)) for n in range(schedule.epochs)]

@@ -1,0 +1,171 @@
+"""The commands: a whole tiny comparison, its resume, the protocol through files, and refusals in one line."""
+
+import json
+
+import numpy as np
+import pytest
+
+from trainers.cli import main
+
+WORDS = ["haus", "garten", "frau", "stadt", "baum", "licht", "weg", "tag", "wort", "hand", "stein", "fluss"]
+ENGLISH = [
+    "house",
+    "garden",
+    "woman",
+    "town",
+    "tree",
+    "light",
+    "way",
+    "day",
+    "word",
+    "hand",
+    "stone",
+    "river",
+]
+
+
+def corpus(path, name, count, seed):
+    """A toy language pair, in train, validation and test files."""
+    rng = np.random.default_rng(seed)
+    for part, n in (("train", count), ("valid", 12), ("test", 12)):
+        rows = []
+        for _ in range(n):
+            words = rng.integers(0, 12, rng.integers(2, 6))
+            tag = f"{name}{rng.integers(0, 90)}"
+            row = {"en": " ".join([tag, *(ENGLISH[w] for w in words)])}
+            rows.append(
+                {**row, "de": " ".join([tag, *(WORDS[w] for w in words)]), "sub": "ab"[len(rows) % 2]}
+            )
+        lines = "".join(json.dumps(r) + "\n" for r in rows)
+        (path / f"{name}.{part}.jsonl").write_text(lines, encoding="utf-8")
+    return str(path / f"{name}.train.jsonl")
+
+
+def run(capsys, *argv):
+    status = main(["translation", *map(str, argv), "--json"])
+    out, err = capsys.readouterr()
+    return status, json.loads(out.strip().splitlines()[-1]) if status == 0 else err
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A tiny run of all methods."""
+    folder = tmp_path_factory.mktemp("translation")
+    server = corpus(folder, "server", 300, 0)
+    options = ["train", "--preset", "tiny", "--server", server, "--run-dir", str(folder / "run")]
+    options += ["--vocabulary-size", "330", "--batch-tokens", "256", "--test-sentences", "4", "--json"]
+    for i, name in enumerate(("it", "law")):
+        options += ["--client", f"{name}={corpus(folder, name, 40, i + 1)}"]
+    assert main(["translation", *options]) == 0
+    return folder, options
+
+
+def test_train_writes_a_whole_run_folder(finished, capsys):
+    folder, options = finished
+    status = main(["translation", *options, "--resume"])
+    out, _ = capsys.readouterr()
+    assert status == 0
+    result = json.loads(out.strip().splitlines()[-1])
+    for method in ("p_nmt", "c_nmt", "fedavg_1", "fedavg_inf_server", "ft_ensemble", "fednn"):
+        assert set(result["bleu"][method]) == {"general", "it", "it/a", "it/b", "law", "law/a", "law/b"}
+    for method in ("ft", "ak_mt"):
+        assert "general" not in result["bleu"][method]
+    assert all(0 <= v <= 100 for row in result["bleu"].values() for v in row.values())
+    assert all("epsilon: none" in text for text in result["guarantee"].values())
+    assert result["bytes_down"] == 2 * result["bytes_up"] > 0
+    for name in ("config.json", "manifest.json", "metrics.jsonl", "results.md", "privacy.md", "bleu.png"):
+        assert (folder / "run" / name).stat().st_size > 0
+    assert len((folder / "run" / "metrics.jsonl").read_text().splitlines()) == 10
+    text = (folder / "run" / "privacy.md").read_text()
+    assert "epsilon: none for every method" in text
+    assert "compression" in text
+
+
+def test_no_private_sentence_in_what_is_released(finished):
+    folder, _ = finished
+    private = json.loads((folder / "law.train.jsonl").read_text().splitlines()[0])["de"]
+    for name in ("metrics.jsonl", "results.md", "privacy.md", "manifest.json", "config.json"):
+        assert private not in (folder / "run" / name).read_text()
+
+
+def test_protocol_through_files(finished, capsys, tmp_path):
+    folder, _ = finished
+    public = folder / "run" / "public"
+    book = public / "codebook.npz"
+    model = ["--model", public]
+    for name in ("it", "law"):
+        assert run(capsys, "keygen", "--name", name, "--out", tmp_path)[0] == 0
+        data = folder / f"{name}.train.jsonl"
+        store = ["store", *model, "--codebook", book, "--data", data, "--out", tmp_path / f"{name}.store"]
+        status, made = run(capsys, *store)
+        assert status == 0
+        assert made["records"] > made["pairs"] == 40
+    members = [tmp_path / "it.public.json", tmp_path / "law.public.json"]
+    status, _ = run(
+        capsys, "keygen", "--round", tmp_path / "round.json", "--secret", tmp_path / "law.secret.json",
+        "--members", *members, *model, "--codebook", book,
+    )  # fmt: skip
+    assert status == 0
+    total = 0
+    for name in ("it", "law"):
+        status, sent = run(
+            capsys, "share", "--round", tmp_path / "round.json", "--secret", tmp_path / f"{name}.secret.json",
+            "--members", *members, "--store", tmp_path / f"{name}.store", "--out", tmp_path / f"{name}.up",
+        )  # fmt: skip
+        assert status == 0
+        assert sent["bytes_up"] == (tmp_path / f"{name}.up").stat().st_size
+        total += sent["records"]
+    status, mixed = run(
+        capsys, "shuffle", "--round", tmp_path / "round.json", "--out", tmp_path / "all",
+        "--uploads", tmp_path / "it.up", tmp_path / "law.up",
+    )  # fmt: skip
+    assert (status, mixed["records"]) == (0, total)
+    status, opened = run(
+        capsys, "open", "--round", tmp_path / "round.json", "--secret", tmp_path / "it.secret.json",
+        "--members", *members, "--shuffled", tmp_path / "all", "--codebook", book, "--out", tmp_path / "joint",
+    )  # fmt: skip
+    assert (status, opened["records"]) == (0, total)
+    assert "epsilon: none" in opened["guarantee"]
+
+    (tmp_path / "text").write_text("house garden\n\n   \nriver\n", encoding="utf-8")
+    for extra in ([], ["--store", tmp_path / "joint", "--meta", public / "meta_k.npz", "--shadow", "0"]):
+        status, out = run(capsys, "translate", *model, "--input", tmp_path / "text", *extra)
+        assert status == 0
+        assert len(out["translations"]) == 4
+        assert out["translations"][1:3] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["shout"], "unknown command"),
+        (["train", "--client", "it"], "--client needs NAME=FILE"),
+        (["train", "--server", "missing.jsonl", "--client", "a=missing.jsonl"], "missing.jsonl"),
+        (["train", "--methods", "magic"], "unknown method"),
+        (["train", "--seed", "4294967297"], "--seed"),
+        (["train", "--gate", "0"], "--gate"),
+        (["train", "--subspaces", "7"], "--subspaces must divide"),
+        (["translate"], "--input FILE is needed"),
+        (["translate", "--input", "x", "--beams", "0"], "--beams"),
+        (["translate", "--input", "x", "--temperature", "0"], "--temperature must be positive"),
+        (["translate", "--input", "x", "--temperature", "-1"], "--temperature must be positive"),
+        (["store"], "--data FILE"),
+        (["share"], "--round FILE is needed"),
+        (["evaluate", "--run-dir", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line(argv, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["translation", *argv]) == 2
+    err = capsys.readouterr().err.strip()
+    assert words in err
+    assert len(err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_folder_refusals(finished, capsys):
+    _, options = finished
+    assert main(["translation", *options]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main(["translation", *options, "--resume", "--k", "2"]) == 2
+    assert "holds a run with --k 4" in capsys.readouterr().err
