@@ -8,7 +8,8 @@ import numpy as np
 
 from trainers.common import files
 
-Series = tuple[Sequence[float], Sequence[float]]
+Series = tuple[Sequence[float], Sequence[float | None]]
+_LARGEST = 1e15
 
 
 def figure(columns: int = 1, *, width: float = 5.2, height: float = 3.6) -> tuple[Any, list[Any]]:
@@ -32,8 +33,13 @@ def curves(
     log_x: bool = False,
     log_y: bool = False,
 ) -> None:
-    """Draws labelled curves on `axis`; `lines` are horizontal references with their labels."""
-    for label, (x, y) in series.items():
+    """Draws labelled curves on `axis`; `lines` are horizontal references with their labels.
+
+    What cannot be drawn (None, infinite, beyond 1e15: a run that fell apart) leaves a gap.
+    """
+    for label, (x, given) in series.items():
+        y = np.array([np.nan if v is None else v for v in given], np.float64)
+        y[~(np.abs(y) < _LARGEST)] = np.nan
         axis.plot(x, y, label=label, linewidth=1.6, marker="o" if len(x) < 12 else None, markersize=3.5)
     for i, (label, level) in enumerate((lines or {}).items()):
         axis.axhline(level, color="0.35", linestyle=("--", ":", "-.")[i % 3], linewidth=1.1, label=label)
