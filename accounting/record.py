@@ -216,8 +216,10 @@ class ParticipationLog:
         self._path = pathlib.Path(run_dir) / PARTICIPATION_FILE
         kept = b""
         if self._path.exists():
-            for line in self._path.read_bytes().splitlines(keepends=True):
-                if not line.endswith(b"\n") or json.loads(line)["round"] >= from_round:
+            for number, line in enumerate(self._path.read_bytes().splitlines(keepends=True), 1):
+                if not line.endswith(b"\n"):
+                    break
+                if _row(line, f"{self._path}, line {number}")[0] >= from_round:
                     break
                 kept += line
         with self._path.with_name(PARTICIPATION_FILE + ".partial").open("wb") as file:
@@ -309,11 +311,7 @@ def read_participation(run_dir: str | os.PathLike[str]) -> Participation:
             torn = True
             break
         where = f"{path}, line {number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{where}: not JSON ({error})") from None
-        index, devices, failed = _check_row(row, where)
+        index, devices, failed, row = _row(line, where)
         mine = np.array([numbers.setdefault(d, len(numbers)) for d in devices], np.int64)
         if index < len(seen):
             if not np.array_equal(np.sort(seen[index]), np.sort(mine)):
@@ -331,7 +329,12 @@ def read_participation(run_dir: str | os.PathLike[str]) -> Participation:
     return Participation(len(seen), devices, rounds, list(numbers), torn, least_noise, num_failed)
 
 
-def _check_row(row: Any, where: str) -> tuple[int, list[Any], list[Any]]:
+def _row(line: bytes, where: str) -> tuple[int, list[Any], list[Any], dict[str, Any]]:
+    """Reads and checks one line: its round, devices, failed ones, and the whole object."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: not JSON ({error})") from None
     if not isinstance(row, dict) or "round" not in row or "devices" not in row:
         raise ValueError(f'{where}: must be an object with "round" and "devices"')
     index = _checks.integer(f"{where}: round", row["round"], minimum=0)
@@ -345,7 +348,7 @@ def _check_row(row: Any, where: str) -> tuple[int, list[Any], list[Any]]:
         if len(set(ids)) != len(ids):
             raise ValueError(f"{where}: {name} names a device twice in one round")
         lists.append(ids)
-    return index, *lists
+    return index, lists[0], lists[1], row
 
 
 def observe(participation: Participation) -> Observed:

@@ -97,6 +97,16 @@ def test_a_resumed_run_drops_the_rounds_it_will_repeat(tmp_path):
     assert (tmp_path / "participation.jsonl").read_bytes() == whole
 
 
+def test_a_log_with_a_faulty_line_is_not_continued(tmp_path):
+    write(tmp_path, facts(), rounds=2)
+    path = tmp_path / "participation.jsonl"
+    path.write_bytes(path.read_bytes() + b"{oops}\n")
+    whole = path.read_bytes()
+    with pytest.raises(ValueError, match=r"participation.jsonl, line 3: not JSON"):
+        accounting.ParticipationLog(tmp_path, from_round=3)
+    assert path.read_bytes() == whole
+
+
 def test_a_repeated_round_counts_once_and_a_different_one_is_refused(tmp_path):
     write(tmp_path, facts(), rounds=6)
     with (tmp_path / "participation.jsonl").open("a") as file:
