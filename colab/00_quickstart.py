@@ -163,4 +163,4 @@ assert round(rho, 2) == 0.81  # as published
 print(f"rho {rho:.5f}, epsilon {accounting.epsilon(gboard, delta=1e-10):.6f} at delta 1e-10")
 
 # %% [markdown]
-# Next: `jaxpriv keyboard train` does all of this for a language model; `04_for_privacy_analysts` stays with the accounting.
+# Next: `jaxpriv keyboard train` does this for a language model; `04_for_privacy_analysts` stays with the accounting.
