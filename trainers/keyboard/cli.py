@@ -1,4 +1,4 @@
-"""`jaxpriv keyboard`: train, evaluate."""
+"""`jaxpriv keyboard`: train, evaluate, compare."""
 
 import os
 import sys
@@ -9,6 +9,7 @@ from trainers.common.errors import InputError
 COMMANDS = {
     "train": "train a private model, with its guarantee, pictures and baselines",
     "evaluate": "score the model of a run folder on test clients again",
+    "compare": "draw several runs on one picture",
 }
 
 
@@ -21,7 +22,7 @@ def main(argv: list[str]) -> int:
     name, rest = argv[0], argv[1:]
     if name not in COMMANDS:
         raise InputError(f"unknown command {name!r}; choose one of {', '.join(COMMANDS)}")
-    return {"train": _train, "evaluate": _evaluate}[name](rest)
+    return {"train": _train, "evaluate": _evaluate, "compare": _compare}[name](rest)
 
 
 def _train(argv: list[str]) -> int:
@@ -52,6 +53,25 @@ def _evaluate(argv: list[str]) -> int:
     from trainers.keyboard import session
 
     result, text = session.evaluate_run(config)
+    command.finish(result, as_json=config.json, text=text)
+    return 0
+
+
+def _compare(argv: list[str]) -> int:
+    from trainers.keyboard.config import CompareConfig
+
+    config = command.parse(
+        CompareConfig,
+        argv,
+        prog="jaxpriv keyboard compare",
+        presets={"default": CompareConfig()},
+        description=CompareConfig.__doc__ or "",
+    )
+    if not config.runs:
+        raise InputError("--runs needs at least one run folder")
+    from trainers.keyboard import session
+
+    result, text = session.compare(config)
     command.finish(result, as_json=config.json, text=text)
     return 0
 

@@ -124,6 +124,18 @@ class EvaluateConfig:
     """Print one JSON object as the last line of standard output; everything else goes to standard error."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareConfig:
+    """Draw several runs on one picture: accuracy by round, and over the noise per client."""
+
+    runs: tuple[str, ...] = ()
+    """Run folders; their names label the lines."""
+    output: str = "compare.png"
+    """Picture to write (.png, .pdf or .svg)."""
+    json: bool = False
+    """Print one JSON object as the last line of standard output; everything else goes to standard error."""
+
+
 DEMO = Config(
     data="docstrings",
     public="docstrings",

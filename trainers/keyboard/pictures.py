@@ -77,3 +77,56 @@ def draw(
             ylabel=f"epsilon at delta = {delta:g}",
         )
         plots.save(made, out / "privacy.png")
+
+
+def compare(runs: Mapping[str, Mapping[str, Any]], path: pathlib.Path, *, ngram: float | None) -> None:
+    """Draws several runs on one picture: accuracy by round, and the last accuracy over the noise per client z / m.
+
+    Args:
+      runs: label -> `{"rows": evaluations, "config": settings}`.
+      ngram: top-1 words of the n-gram baseline, drawn as a line.
+    """
+    lines = {} if ngram is None else {"5-gram": ngram}
+    made, (left, right) = plots.figure(2)
+    plots.curves(
+        left,
+        {
+            label: (
+                [r["round"] + 1 for r in run["rows"]],
+                [r["evaluation"]["top1_words"] for r in run["rows"]],
+            )
+            for label, run in runs.items()
+        },
+        xlabel="round",
+        ylabel="top-1 words, %",
+        lines=lines,
+    )
+    ends = sorted(
+        (
+            noise_per_client(run["config"]),
+            run["rows"][-1]["evaluation"]["top1_words"],
+            run["config"]["rounds"],
+        )
+        for run in runs.values()
+    )
+    without = {f"no noise, {rounds} rounds": top1 for per_client, top1, rounds in ends if per_client == 0}
+    by_length: dict[str, tuple[list[float], list[float]]] = {}
+    for per_client, top1, rounds in ends:
+        if per_client:
+            x, y = by_length.setdefault(f"{rounds} rounds", ([], []))
+            x.append(per_client)
+            y.append(top1)
+    plots.curves(
+        right,
+        by_length,
+        xlabel="noise per client z / m",
+        ylabel="top-1 words after the last round, %",
+        lines=lines | without,
+        log_x=True,
+    )
+    plots.save(made, path)
+
+
+def noise_per_client(config: Mapping[str, Any]) -> float:
+    """z / m of a run's settings; 0 without a mechanism."""
+    return 0.0 if config["mechanism"] == "none" else config["noise_multiplier"] / config["report_goal"]

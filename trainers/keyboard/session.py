@@ -10,11 +10,11 @@ from typing import Any
 import jax
 
 from accounting import reporting
-from trainers.common import checkpoint, files, run_dir
+from trainers.common import checkpoint, files, metrics, run_dir
 from trainers.common.errors import InputError
 from trainers.keyboard import corpus, ngram, pictures
 from trainers.keyboard import evaluate as scoring
-from trainers.keyboard.config import Config, EvaluateConfig
+from trainers.keyboard.config import CompareConfig, Config, EvaluateConfig
 from trainers.keyboard.train import Outcome, Run
 
 NO_NOISE = "no_noise"
@@ -147,6 +147,44 @@ def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
         "seconds": None,
     }
     return result, table({_label(trained) + f", round {at}": scores._asdict()})
+
+
+def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
+    """Draws runs beside each other and lists how each ended."""
+    runs, rows, ngrams = {}, [], []
+    for name in config.runs:
+        folder = run_dir.require(name)
+        saved = run_dir.read_config(folder)
+        scored = [r for r in metrics.read(folder / "metrics.jsonl") if "evaluation" in r]
+        if not scored:
+            raise InputError(f"{folder} has no evaluation yet; let it run to --evaluate-every rounds first")
+        runs[folder.name] = {"rows": scored, "config": saved}
+        if (folder / "ngram.json").exists():
+            ngrams.append(json.loads((folder / "ngram.json").read_text(encoding="utf-8"))["top1_words"])
+        last = scored[-1]
+        rows.append(
+            {
+                "run": folder.name,
+                "mechanism": saved["mechanism"],
+                "noise_per_client": pictures.noise_per_client(saved),
+                "rounds": last["round"] + 1,
+                "top1_words": last["evaluation"]["top1_words"],
+                "perplexity": last["evaluation"]["perplexity"],
+                "rho": last["rho"],
+                "epsilon": last["epsilon"],
+            }
+        )
+    if len(runs) < len(config.runs):
+        raise InputError("two of the run folders have the same name; rename one, since names label the lines")
+    pictures.compare(runs, pathlib.Path(config.output), ngram=ngrams[0] if ngrams else None)
+    shown = [[_cell(value) for value in row.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(rows[0], *shown, strict=True)]
+    text = "\n".join("  ".join(f"{c:>{w}}" for c, w in zip(line, widths)) for line in [list(rows[0]), *shown])
+    return {"runs": rows, "picture": config.output}, f"{text}\nPicture: {config.output}"
+
+
+def _cell(value: Any) -> str:
+    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _scores(test: scoring.Evaluation) -> dict[str, float]:

@@ -364,3 +364,15 @@ def test_a_trained_run_is_scored_again_from_its_folder(whole, capsys):
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     for name in ("top1_words", "top3_words", "tff_accuracy", "perplexity", "rho", "epsilon"):
         assert again[name] == pytest.approx(result[name])
+
+
+def test_runs_are_drawn_beside_each_other(whole, tmp_path, capsys):
+    config, _ = whole
+    out = tmp_path / "compare.png"
+    assert cli.main(["keyboard", "compare", "--runs", config.run_dir, "--output", str(out), "--json"]) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"][0]
+    assert row["rounds"] == config.rounds
+    assert row["noise_per_client"] == pytest.approx(config.noise_multiplier / config.report_goal)
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert cli.main(["keyboard", "compare", "--runs", str(tmp_path)]) == 2
+    assert "not the folder of a run" in one_line(capsys)
