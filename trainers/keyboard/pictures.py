@@ -23,7 +23,7 @@ def draw(
     scores = {label: [r for r in rows if "evaluation" in r] for label, rows in lines.items()}
 
     made, (left, right) = plots.figure(2)
-    line = lambda name: {} if ngram is None else {"5-gram": ngram[name]}
+    line = lambda name: {} if ngram is None else {"5-gram, test clients": ngram[name]}
     for axis, name, title in ((left, "top1_words", "top-1 words, %"), (right, "perplexity", "perplexity")):
         plots.curves(
             axis,
@@ -35,7 +35,7 @@ def draw(
             xlabel="round",
             ylabel=title,
             lines=line(name),
-            title="clients never trained on (not covered by the guarantee)",
+            title="held-out clients (not covered by the guarantee)",
             log_y=name == "perplexity",
         )
     plots.save(made, out / "learning.png")
@@ -86,7 +86,7 @@ def compare(runs: Mapping[str, Mapping[str, Any]], path: pathlib.Path, *, ngram:
       runs: label -> `{"rows": evaluations, "config": settings}`.
       ngram: top-1 words of the n-gram baseline, drawn as a line.
     """
-    lines = {} if ngram is None else {"5-gram": ngram}
+    lines = {} if ngram is None else {"5-gram, test clients": ngram}
     made, (left, right) = plots.figure(2)
     plots.curves(
         left,
