@@ -135,6 +135,24 @@ def test_protocol_through_files(finished, capsys, tmp_path):
         assert out["translations"][1:3] == ["", ""]
 
 
+def test_attack_says_what_a_memory_gives_away(finished, capsys, tmp_path):
+    """A guesser who has the public model and the codebook finds every member; the report says so."""
+    folder, _ = finished
+    public = folder / "run" / "public"
+    status, out = run(
+        capsys, "attack", "--model", public, "--codebook", public / "codebook.npz", "--steps", "30",
+        "--attacker", folder / "it.train.jsonl", "--defender", f"law={folder / 'law.train.jsonl'}",
+        "--window", "4", "--output", tmp_path / "attack.md",
+    )  # fmt: skip
+    assert status == 0
+    assert out["membership"]["law"]["members_found"] == 100
+    assert out["membership"]["law"]["others_found"] < 50
+    assert set(out["reconstruction"]["law"]) == {"plain", "coded"}
+    assert all(0 <= v <= 100 for row in out["reconstruction"]["law"].values() for v in row.values())
+    assert "epsilon: none" in out["guarantee"]
+    assert (tmp_path / "attack.md").read_text().count("read as") >= 2
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
