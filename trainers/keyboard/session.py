@@ -204,9 +204,13 @@ def table(rows: dict[str, dict[str, float]]) -> str:
     for label, row in rows.items():
         lines.append(
             f"{label:<{width}}  {row['top1_words']:13.2f}  {row['top3_words']:13.2f}"
-            f"  {row['tff_accuracy']:14.2f}  {row['perplexity']:10.1f}"
+            f"  {row['tff_accuracy']:14.2f}  {_perplexity(row['perplexity']):>10}"
         )
     return "\n".join(lines)
+
+
+def _perplexity(value: float) -> str:
+    return f"{value:.1f}" if value < 1e6 else f"{value:.3g}"
 
 
 def _deployment(statement: dict[str, Any]) -> list[str]:
