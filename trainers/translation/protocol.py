@@ -199,6 +199,8 @@ def share(
             f"memory {store.folder} and the round differ in {', '.join(wrong)}; "
             "build it with the round's model and codebook"
         )
+    if keep is not None and np.shape(keep) != (store.count,):
+        raise ValueError(f"keep must be one bool a record, {store.count} of them, got shape {np.shape(keep)}")
     rows = np.arange(store.count) if keep is None else np.flatnonzero(keep)
     if len(rows) > round.quota:
         raise InputError(
