@@ -82,6 +82,9 @@ def arrange(ids, num_examples, data: PyTree, *, chunk_size: int, num_clients: in
     """
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size=}")
+    ids = np.asarray(ids)
+    if ids.size and not 0 <= ids.min() <= ids.max() < 2**31:
+        raise ValueError(f"client ids must be integers from 0 to 2**31 - 1, got {ids.min()} to {ids.max()}")
     num_examples = np.asarray(num_examples, np.int32)
     real = len(num_examples)
     places = max(real, num_clients or 0, 1)

@@ -164,6 +164,8 @@ def test_sums_over_thousands_of_clients_stay_exact_to_a_millionth():
 def test_refusals():
     with pytest.raises(ValueError, match="chunk_size"):
         cohort.arrange([1], [1], {}, chunk_size=0)
+    with pytest.raises(ValueError, match="client ids"):
+        cohort.arrange(np.array([2**31]), [1], {}, chunk_size=1)
     with pytest.raises(ValueError, match="3 clients do not fit"):
         cohort.arrange([1, 2, 3], [1, 1, 1], {}, chunk_size=1, num_clients=2)
     with pytest.raises(ValueError, match="structure"):

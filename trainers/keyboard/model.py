@@ -95,8 +95,8 @@ def step_cell(cell: str, z: Float[Array, "rows gates"], c: Float[Array, "rows hi
     """`(h', c')` from the gates' inputs `z = x W_x + h W_h + b` and the cell state."""
     # sigmoid(x) = tanh(x / 2) / 2 + 1/2: one tanh over all gates is several times faster than four functions.
     names, hidden = _GATE_ORDER[cell], c.shape[1]
-    scale = np.repeat(np.float32([1.0 if gate == "g" else 0.5 for gate in names]), hidden)[None]
-    shift = np.repeat(np.float32([0.5 if gate == "f" else 0.0 for gate in names]), hidden)[None]
+    scale = np.repeat(np.array([1.0 if gate == "g" else 0.5 for gate in names], np.float32), hidden)[None]
+    shift = np.repeat(np.array([0.5 if gate == "f" else 0.0 for gate in names], np.float32), hidden)[None]
     gates = jnp.tanh(z * scale + shift) * scale + (1.0 - scale)
     if cell == "cifg":
         f, g, o = jnp.split(gates, 3, -1)

@@ -131,7 +131,8 @@ def sgd_step(
 
 
 def _sizes(positions):
-    return sorted({min(positions, -(-int(positions * f) // 8) * 8) for f in _FRACTIONS})
+    """Rounded up to 32, so that small batches do not compile many."""
+    return sorted({min(positions, -(-int(positions * f) // 32) * 32) for f in _FRACTIONS})
 
 
 def _transpose(x):

@@ -9,7 +9,7 @@ apart.
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key
 
 from jaxpriv import cohort, keys, quantile, sharding
+from jaxpriv.noise import NoiseMechanism
 from trainers.keyboard import client
 from trainers.keyboard.batches import RoundBatch
 from trainers.keyboard.model import ModelConfig, Params
-
-if TYPE_CHECKING:
-    from jaxpriv.noise import NoiseMechanism
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +126,7 @@ def init(
     config: RoundConfig,
     params: Params,
     server: optax.GradientTransformation,
-    mechanism: "NoiseMechanism | None",
+    mechanism: NoiseMechanism | None,
     noise_key: Key[Array, ""] | None,
 ) -> RoundState:
     """The state before the first round; `params` are copied, so donating the state leaves the caller's alone.
@@ -138,14 +136,15 @@ def init(
       noise_key: secret root of the noise; None only with `mechanism` None.
     """
     params = jax.tree.map(jnp.array, params)
-    if mechanism is not None and noise_key is None:
-        raise ValueError("a noise mechanism needs a noise_key")
+    clip_norm = float("inf") if config.clip_norm is None else config.clip_norm
     noise = bit_noise = estimate = ()
-    if mechanism is not None:
-        noise = mechanism.init(keys.stream(noise_key, "updates"), params)
     if config.adaptive is not None:
-        estimate = quantile.init(config.clip_norm)
-        if mechanism is not None:
+        estimate = quantile.init(clip_norm)
+    if mechanism is not None:
+        if noise_key is None:
+            raise ValueError("a noise mechanism needs a noise_key")
+        noise = mechanism.init(keys.stream(noise_key, "updates"), params)
+        if config.adaptive is not None:
             bit_noise = mechanism.init(keys.stream(noise_key, "bits"), jnp.float32(0.0))
     return RoundState(
         params=params,
@@ -153,7 +152,7 @@ def init(
         noise=noise,
         bit_noise=bit_noise,
         quantile=estimate,
-        clip_norm=jnp.float32(float("inf") if config.clip_norm is None else config.clip_norm),
+        clip_norm=jnp.float32(clip_norm),
         step=jnp.int32(0),
     )
 
@@ -162,7 +161,7 @@ def make_round(
     config: RoundConfig,
     model: ModelConfig,
     server: optax.GradientTransformation,
-    mechanism: "NoiseMechanism | None",
+    mechanism: NoiseMechanism | None,
 ) -> Callable[[RoundState, RoundBatch], tuple[RoundState, RoundInfo]]:
     """The jitted `(state, batch) -> (state, info)`; the state passed in is donated and must not be used again.
 
@@ -213,7 +212,7 @@ def make_round(
             divisor = jnp.maximum(operator.num_examples, 1).astype(jnp.float32)
         mean = jax.tree.map(lambda x: x / divisor, total)
         updates, server_state = server.update(jax.tree.map(jnp.negative, mean), state.server, state.params)
-        params = optax.apply_updates(state.params, updates)
+        params: Params = optax.apply_updates(state.params, updates)  # type: ignore[assignment]
 
         quantile_state, bit_noise = state.quantile, state.bit_noise
         new_estimate, fraction = clip_norm, jnp.float32(jnp.nan)
