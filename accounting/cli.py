@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -49,17 +50,22 @@ def main(argv: list[str] | None = None) -> int:
         options = _parse(settings, argv[1:], f"{PROGRAM} {name}")
         if options.plot:
             _plots().check_format(options.plot)
-        outcome = run(options)
-        if options.plot:
-            _plots().save(outcome.draw(), options.plot)
+        with warnings.catch_warnings(record=True) as caught:
+            outcome = run(options)
+            if options.plot:
+                _plots().save(outcome.draw(), options.plot)
     except BrokenPipeError:
         raise  # the reader went away; the caller ends quietly
     except (ValueError, OSError, OverflowError, MemoryError) as error:
         if os.environ.get("JAXPRIV_TRACEBACK"):
             raise
         text = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, MemoryError):
+            text = "these settings need more memory than there is; check the number of rounds and lower it"
         print(f"{PROGRAM} {name}: {text}", file=sys.stderr)
         return 2
+    for text in dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught):
+        print(f"{PROGRAM} {name}: warning: {text}", file=sys.stderr)
     if options.json:
         print(outcome.text, file=sys.stderr)
         print(json.dumps(jsonable(outcome.result), allow_nan=False), flush=True)
@@ -144,6 +150,8 @@ def _mechanism(options: Any, z: float) -> accounting.TreeAggregation | accountin
 def _guaranteed(
     run: accounting.TreeAggregation | accounting.MatrixMechanism, options: Any, notes: tuple[str, ...] = ()
 ) -> Outcome:
+    if options.group_size < 1:
+        raise ValueError(f"--group-size must be at least 1, got {options.group_size}")
     parts: list[Any] = [run]
     if options.count_stddev is not None:
         value = accounting.value_noise_multiplier(run.noise_multiplier, count_stddev=options.count_stddev)
@@ -209,6 +217,8 @@ def matrix(options: config.Matrix) -> Outcome:
 def convert(options: config.Convert) -> Outcome:
     """Epsilon of a bare rho."""
     known = options.known
+    if options.bounded_range and options.pure_epsilon is None:
+        raise ValueError("--bounded-range says how a pure epsilon becomes rho: give it with --pure-epsilon")
     if options.rho is not None and options.pure_epsilon is None:
         rho = options.rho
     elif options.pure_epsilon is not None and options.rho is None:
@@ -252,7 +262,19 @@ def calibrate(options: config.Calibrate) -> Outcome:
             f"strategy {options.strategy} is made for a fixed number of rounds: calibrate noise_multiplier, "
             "or use --strategy tree, banded_square_root or independent"
         )
-    options = dataclasses.replace(options, rounds=options.rounds or 1)
+    if options.method != "exact":
+        raise ValueError(
+            f"calibrate solves for the exact epsilon, not by method {options.method}: leave --method out"
+        )
+    if options.knob == "num_rounds":  # the mechanism's own number is ignored, but must hold the restarts
+        separation = options.min_separation or (options.rounds_between or 0) + 1
+        options = dataclasses.replace(
+            options,
+            rounds=max(options.restarts, default=0) + 1,
+            bands=separation if options.bands is None else options.bands,
+        )
+    elif options.rounds is None or options.rounds < 1:
+        raise ValueError(f"--knob {options.knob} needs --rounds of at least 1, got {options.rounds}")
     z = 1.0 if options.noise_multiplier is None else options.noise_multiplier
     if options.knob == "min_separation":
         options = dataclasses.replace(
@@ -423,6 +445,8 @@ def report(options: config.Report) -> Outcome:
         population=options.population,
     )
     result = _result(found) | {"run_dir": list(options.run_dir)}
+    if len(options.run_dir) > 1:  # each run has its own, in statement.mechanisms
+        result["squared_sensitivity"] = None
     return Outcome(found.markdown(), result, lambda: _plots().report(found.data))
 
 

@@ -57,6 +57,8 @@ def read_strategy(
             data = json.load(file)
         except ValueError as error:
             raise ValueError(f"{name}: not JSON ({error})") from None
+        except RecursionError:
+            raise ValueError(f"{name}: not a strategy (nested too deeply)") from None
     for keys, make in (
         ({"coefficients"}, strategies.Toeplitz),
         ({"theta", "omega"}, strategies.BLT),

@@ -16,6 +16,7 @@ from accounting.strategies import Dense, Strategy
 
 # Parts of add-remove and zero-out runs differ by at most C, of replace-one runs by 2 C.
 SENSITIVITY_FACTOR = {"zero-out": 1, "add-remove": 1, "replace-one": 2}
+MOST_DIMENSIONS = 1 << 62
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,7 +191,7 @@ class SecureAggregation:
             raise ValueError("mechanism must be the TreeAggregation or MatrixMechanism that runs on the sums")
         for name in ("clip_norm", "scale"):
             object.__setattr__(self, name, _checks.finite(name, getattr(self, name), above=True))
-        object.__setattr__(self, "dimension", _checks.integer("dimension", self.dimension, minimum=1))
+        object.__setattr__(self, "dimension", _dimension(self.dimension))
         object.__setattr__(self, "beta", _checks.probability("beta", self.beta))
 
     @property
@@ -236,7 +237,8 @@ class DistributedDiscreteGaussian(_Correlated):
             )
         for name in ("clip_norm", "scale"):
             object.__setattr__(self, name, _checks.finite(name, getattr(self, name), above=True))
-        for name in ("dimension", "min_survivors", "max_clients"):
+        object.__setattr__(self, "dimension", _dimension(self.dimension))
+        for name in ("min_survivors", "max_clients"):
             object.__setattr__(self, name, _checks.integer(name, getattr(self, name), minimum=1))
         object.__setattr__(self, "beta", _checks.probability("beta", self.beta))
         if self.max_clients < self.min_survivors:
@@ -292,6 +294,14 @@ Mechanism = (
 )
 
 
+def _dimension(value: int) -> int:
+    dimension = _checks.integer("dimension", value, minimum=1)
+    if dimension > MOST_DIMENSIONS:
+        digits = len(str(dimension)) if dimension < 10**4000 else "thousands of"
+        raise ValueError(f"dimension must be at most 2^62, got a number of {digits} digits")
+    return dimension
+
+
 def padded(dimension: int) -> int:
     """Returns the power of two that a rotation pads a vector to."""
     return 1 << (dimension - 1).bit_length()
@@ -306,7 +316,7 @@ def inflated_norm(clip_norm: float, scale: float, dimension: int, beta: float) -
     clip_norm = _checks.finite("clip_norm", clip_norm, above=True)
     step = 1 / _checks.finite("scale", scale, above=True)
     beta = _checks.probability("beta", beta)
-    dimension = _checks.integer("dimension", dimension, minimum=1)
+    dimension = _dimension(dimension)
     root = math.sqrt(padded(dimension))
     always = clip_norm + step * root
     if beta == 0:

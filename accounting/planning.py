@@ -140,6 +140,9 @@ def plan(
     delta = _checks.probability("delta", delta)
     if delta == 0:
         raise ValueError("delta must be above 0: Gaussian noise gives no pure epsilon")
+    for argument, values in (("report_goals", report_goals), ("mechanisms", mechanisms)):
+        if not len(values):
+            raise ValueError(f"{argument} must name at least one to consider, got none")
     options = []
     for m in report_goals:
         b = min(max_separation(population, m), n)

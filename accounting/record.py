@@ -40,6 +40,7 @@ from accounting.mechanisms import (
 MECHANISM_FILE, PARTICIPATION_FILE = "mechanism.json", "participation.jsonl"
 FORMAT, VERSION = "jaxpriv-mechanism", 1
 MECHANISMS = ("none", "independent", "tree", "tree_reduced", "blt", "banded")
+MOST_ROUNDS = 10**9  # more is a typing error: at one round a second it would take thirty years
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,12 +106,20 @@ class RunRecord:
             _checks.integer("restarts", r, minimum=0)
         for name in ("not_covered", "notes"):
             value = getattr(self, name)
-            if isinstance(value, str) or not all(isinstance(text, str) for text in value):
+            listed = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+            if not listed or not all(isinstance(text, str) for text in value):
                 raise ValueError(f"{name} must be a list of texts, got {value!r}")
         _checks.choice("clip kind", self.clip.get("kind"), ("fixed", "adaptive"))
         _checks.finite("clip norm", self.clip.get("norm"), above=True)
         if self.mechanism == "none" and self.noise_multiplier != 0:
             raise ValueError(f"noise_multiplier must be 0 for mechanism none, got {self.noise_multiplier!r}")
+        if _checks.integer("num_rounds", self.num_rounds, minimum=0) > MOST_ROUNDS:
+            raise ValueError(f"num_rounds must be at most {MOST_ROUNDS:,}; give the planned released rounds")
+        if self.mechanism != "none" and self.secure_aggregation and self.clip["kind"] == "adaptive":
+            raise ValueError(
+                "secure_aggregation cannot be accounted with adaptive clipping (rounding inflates each round's "
+                "clip norm differently, and only the first is recorded): use a fixed clip norm"
+            )
         self.mechanisms(0 if self.mechanism == "none" else self.num_rounds)  # refuses what has no account
 
     def mechanisms(self, num_rounds: int) -> list[Mechanism]:
@@ -288,6 +297,8 @@ def _load(path: pathlib.Path) -> Any:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error})") from None
+    except RecursionError:
+        raise ValueError(f"{path}: not a run record (nested too deeply)") from None
 
 
 def read_participation(run_dir: str | os.PathLike[str]) -> Participation:
@@ -295,6 +306,7 @@ def read_participation(run_dir: str | os.PathLike[str]) -> Participation:
     path = pathlib.Path(run_dir) / PARTICIPATION_FILE
     numbers: dict[Any, int] = {}
     seen: list[np.ndarray] = []
+    rest: list[dict[str, Any]] = []
     least_noise: float | None = None
     num_failed, torn = 0, False
     try:
@@ -316,10 +328,13 @@ def read_participation(run_dir: str | os.PathLike[str]) -> Participation:
         if index < len(seen):
             if not np.array_equal(np.sort(seen[index]), np.sort(mine)):
                 raise ValueError(f"{where}: round {index} was recorded before with other devices")
+            if other := _differing(rest[index], _rest(row)):
+                raise ValueError(f"{where}: round {index} was recorded before with another {other}")
             continue
         if index > len(seen):
             raise ValueError(f"{where}: round {index} follows round {len(seen) - 1}; rounds are missing")
         seen.append(mine)
+        rest.append(_rest(row))
         num_failed += len(failed)
         if "noise_multiplier" in row:
             noise = _checks.real(f"{where}: noise_multiplier", row["noise_multiplier"])
@@ -329,12 +344,27 @@ def read_participation(run_dir: str | os.PathLike[str]) -> Participation:
     return Participation(len(seen), devices, rounds, list(numbers), torn, least_noise, num_failed)
 
 
+def _rest(row: dict[str, Any]) -> dict[str, Any]:
+    """A line without its round and devices; the order of failed devices says nothing."""
+    rest = {name: value for name, value in row.items() if name not in ("round", "devices", "failed")}
+    return rest | {"failed": frozenset(row.get("failed", ()))}
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> str | None:
+    """The first field in which two lines of one round differ, or None."""
+    missing = object()
+    names = (name for name in {**one, **other} if one.get(name, missing) != other.get(name, missing))
+    return next(names, None)
+
+
 def _row(line: bytes, where: str) -> tuple[int, list[Any], list[Any], dict[str, Any]]:
     """Reads and checks one line: its round, devices, failed ones, and the whole object."""
     try:
         row = json.loads(line)
     except ValueError as error:
         raise ValueError(f"{where}: not JSON ({error})") from None
+    except RecursionError:
+        raise ValueError(f"{where}: not a line of the log (nested too deeply)") from None
     if not isinstance(row, dict) or "round" not in row or "devices" not in row:
         raise ValueError(f'{where}: must be an object with "round" and "devices"')
     index = _checks.integer(f"{where}: round", row["round"], minimum=0)
@@ -348,6 +378,8 @@ def _row(line: bytes, where: str) -> tuple[int, list[Any], list[Any], dict[str, 
         if len(set(ids)) != len(ids):
             raise ValueError(f"{where}: {name} names a device twice in one round")
         lists.append(ids)
+    if both := set(lists[0]) & set(lists[1]):
+        raise ValueError(f"{where}: {next(iter(both))!r} is in both devices and failed; it can only be one")
     return index, lists[0], lists[1], row
 
 

@@ -11,6 +11,7 @@ from accounting.statement import PrivacyStatement, no_guarantee, round_up, state
 
 PathLike = str | os.PathLike[str]
 DEPLOYMENT_REPORT_GOAL, DEPLOYMENT_POPULATION = 6500, 1_000_000
+MOST_DEPLOYED_ROUNDS = 1 << 20
 
 
 def at_deployment(
@@ -146,9 +147,11 @@ def _claimed(
     if claim == "observed":
         seen = record.observe(log)
         rounds = max(log.num_rounds, 1)
+        # A recorded noise of 0 is the least there is, so only None means "not recorded".
+        least = facts.noise_multiplier if log.least_noise is None else log.least_noise
         facts = dataclasses.replace(
             facts,
-            noise_multiplier=min(facts.noise_multiplier, log.least_noise or facts.noise_multiplier),
+            noise_multiplier=min(facts.noise_multiplier, least),
             num_rounds=rounds,
             min_separation=seen.min_separation or rounds,
             max_participations=max(seen.max_participations, 1),
@@ -195,7 +198,13 @@ def _state(
         return no_guarantee(unit=facts.unit, reasons=["the run added no noise (mechanism none)"], notes=notes)
     parts = facts.mechanisms(log.num_rounds)
     deployment = None
-    if facts.deployment is not None:
+    if facts.deployment is not None and facts.num_rounds > MOST_DEPLOYED_ROUNDS:
+        notes = [
+            *notes,
+            f"deployment scale is left out: {facts.num_rounds} planned rounds are more than the "
+            f"{MOST_DEPLOYED_ROUNDS} it is computed for",
+        ]
+    elif facts.deployment is not None:
         whole = _bare(facts.mechanisms(facts.num_rounds)[0])
         deployment = at_deployment(
             dataclasses.replace(whole, noise_multiplier=facts.noise_multiplier),

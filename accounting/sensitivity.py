@@ -38,13 +38,18 @@ def of(mechanism: TreeAggregation | MatrixMechanism) -> Sensitivity:
             else "complete nodes"
         )
         return Sensitivity(squared * factor, True, f"exact worst case by dynamic programming over {nodes}")
-    if isinstance(mechanism.strategy, Dense):
-        n = mechanism.num_rounds
-        found = dense(mechanism.strategy.matrix[:n, :n], b, k)
-    elif len(mechanism.segments) == 1:
-        found = toeplitz(mechanism.strategy.column(mechanism.num_rounds), b, k)
-    else:
-        found = _blocks(mechanism, b, k)
+    with np.errstate(over="ignore", invalid="ignore"):  # refused below
+        if isinstance(mechanism.strategy, Dense):
+            n = mechanism.num_rounds
+            found = dense(mechanism.strategy.matrix[:n, :n], b, k)
+        elif len(mechanism.segments) == 1:
+            found = toeplitz(mechanism.strategy.column(mechanism.num_rounds), b, k)
+        else:
+            found = _blocks(mechanism, b, k)
+    if not np.isfinite(found.squared):
+        raise ValueError(
+            "the strategy's coefficients are so large that its sensitivity overflows: scale it down"
+        )
     return found._replace(squared=found.squared * factor)
 
 

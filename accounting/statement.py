@@ -221,6 +221,12 @@ def _sentence(data: Mapping[str, Any], parts: Sequence[Mechanism], exceptions: S
         )
     if data["epsilon"] == math.inf:
         text = f"No finite guarantee (epsilon = inf) for any {unit}: no noise bounds what is released"
+        if math.isfinite(data["rho"]) and delta == 0:
+            text = (
+                f"Each {unit} has {rho_text}-zCDP ({data['adjacency']} adjacency: {data['adjacency_in_words']}), "
+                "over all its participations in the run, but no finite epsilon at delta = 0 "
+                "(Gaussian noise is never pure: state it at a delta in (0, 1))"
+            )
     if exceptions:
         text += f"; the guarantee does not cover {' or '.join(exceptions)}"
     if data["simulation"]:

@@ -146,7 +146,9 @@ def test_report(answer, call, tmp_path):
     assert "cannot state min_separation 9" in err
     (tmp_path / "other").mkdir()
     write(tmp_path / "other", facts(noise_multiplier=4.0))
-    assert answer("report", tmp_path, tmp_path / "other")["rho"] == pytest.approx(found["rho"] * 1.25)
+    both = answer("report", tmp_path, tmp_path / "other")
+    assert both["rho"] == pytest.approx(found["rho"] * 1.25)
+    assert both["squared_sensitivity"] is None
     log = record.ParticipationLog(tmp_path, from_round=11)
     log.append(11, schedule(10))
     log.close()
@@ -186,7 +188,39 @@ def test_report(answer, call, tmp_path):
         (["convert", "--rho", "1", "--delta", "1e-5"], "known"),
         (["convert", "--delta", "1e-5", "--known", "zcdp"], "exactly one of --rho and --pure-epsilon"),
         (["convert", "--pure-epsilon", "1", "--delta", "1e-5", "--known", "gaussian"], "not Gaussian"),
+        (
+            ["convert", "--rho", "1", "--delta", "1e-5", "--known", "zcdp", "--bounded-range"],
+            "--pure-epsilon",
+        ),
         (["calibrate", *SPANISH, *WHERE], "exactly one target"),
+        (["calibrate", "--epsilon", "8", "--min-separation", "9", *WHERE], "needs --rounds of at least 1"),
+        (
+            ["calibrate", "--epsilon", "8", "--min-separation", "9", "--rounds", "0", *WHERE],
+            "at least 1, got 0",
+        ),
+        (["calibrate", "--epsilon", "2", *SPANISH, *WHERE, "--method", "cks"], "leave --method out"),
+        (["tree", "--noise-multiplier", "7", *SPANISH, *WHERE, "--group-size", "0"], "--group-size must be"),
+        (["calibrate", "--epsilon", "2", *SPANISH, *WHERE, "--group-size", "-1"], "--group-size must be"),
+        (
+            ["plan", "--population", "10", "--report-goal", "--rounds", "9", "--epsilon", "8", *WHERE],
+            "report",
+        ),
+        (
+            [
+                "plan",
+                "--population",
+                "10",
+                "--report-goal",
+                "5",
+                "--rounds",
+                "9",
+                "--epsilon",
+                "8",
+                *WHERE,
+                "--mechanism",
+            ],
+            "mechanism",
+        ),
         (["calibrate", "--knob", "num_rounds", "--epsilon", "8", "--min-separation", "9", *WHERE], "noise"),
         (
             ["plan", "--population", "10", "--report-goal", "50", "--rounds", "9", "--epsilon", "8", *WHERE],
@@ -217,12 +251,51 @@ def test_a_strategy_file_that_is_wrong_is_named(call, tmp_path):
         ('{"theta": [0.5]}', "must hold"),
         ('{"coefficients": [0]}', "bad.json: coefficients must begin"),
         ('{"coefficients": [NaN]}', "bad.json: coefficients must be"),
+        ('{"coefficients": [1, 1e308, 1e308]}', "overflows: scale it down"),
+        ("[" * 100_000, "bad.json: not a strategy (nested too deeply)"),
         ('{"matrix": [[1.0]]}', "fewer than num_rounds"),
     ):
         path.write_text(text)
         code, _, err = call("matrix", "--noise-multiplier", 7, *SPANISH, *WHERE, "--strategy", path)
         assert code == 2
+        assert len(err.splitlines()) == 1
         assert message in err
+
+
+def test_a_log_line_nested_without_end_is_one_line(call, tmp_path):
+    write(tmp_path, facts(), rounds=2)
+    with (tmp_path / "participation.jsonl").open("a") as file:
+        file.write("[" * 100_000 + "\n")
+    code, out, err = call("report", tmp_path)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "participation.jsonl, line 3" in err
+
+
+def test_a_warning_is_one_clean_line(call):
+    code, out, err = call("tree", "--noise-multiplier", 7, *SPANISH, *WHERE, "--count-stddev", 3.6)
+    assert code == 0
+    assert out
+    assert len(err.splitlines()) == 1
+    assert err.startswith("jaxpriv account tree: warning: count_stddev 3.6 is so close")
+
+
+def test_too_little_memory_says_what_to_do(call, monkeypatch):
+    def out_of_memory(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(accounting, "statement", out_of_memory)
+    code, _, err = call("tree", "--noise-multiplier", 7, *SPANISH, *WHERE)
+    assert code == 2
+    assert "need more memory than there is" in err
+
+
+def test_calibrated_rounds_keep_the_bands_and_the_restarts(answer):
+    common = ["--min-separation", 8, "--noise-multiplier", 7, "--epsilon", 8, *WHERE]
+    banded = ["--strategy", "banded_square_root"]
+    found = answer("calibrate", "--knob", "num_rounds", *common, *banded)
+    assert found["statement"]["mechanisms"][0]["bands"] == 8
+    kept = answer("calibrate", "--knob", "num_rounds", *common, "--restarts", 5)
+    assert kept["statement"]["mechanisms"][0]["restarts"] == [5]
 
 
 def test_help_and_usage(call, capsys):

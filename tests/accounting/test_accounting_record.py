@@ -35,8 +35,8 @@ def test_a_record_comes_back_as_it_was_written(tmp_path):
         facts(mechanism="independent"),
         facts(
             clip={"kind": "adaptive", "norm": 0.1, "count_stddev": 5.0, "quantile": 0.5},
-            secure_aggregation={"scale": 1e4, "dimension": 100, "beta": 0.5, "bits": 16},
         ),
+        facts(secure_aggregation={"scale": 1e4, "dimension": 100, "beta": 0.5, "bits": 16}),
     ):
         accounting.write_mechanism(tmp_path, run)
         again = record.read_mechanism(tmp_path)
@@ -132,6 +132,8 @@ def test_a_repeated_round_counts_once_and_a_different_one_is_refused(tmp_path):
         ('{"round": 6, "devices": [true]}', "devices must be a list of ids"),
         ('{"round": 6, "devices": ["a", "a"]}', "names a device twice"),
         ('{"round": 6, "devices": [], "noise_multiplier": NaN}', "noise_multiplier must be"),
+        ('{"round": 6, "devices": ["a", "b"], "failed": ["b"]}', "'b' is in both devices and failed"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_faulty_line_is_named(tmp_path, line, message):
@@ -179,6 +181,39 @@ def test_a_round_with_less_noise_than_stated_voids_the_guarantee(tmp_path):
         accounting.report(tmp_path)
     observed = accounting.report(tmp_path, claim="observed")
     assert observed.data["mechanisms"][0]["noise_multiplier"] == 1.5
+
+
+def test_a_round_without_noise_leaves_nothing_to_state(tmp_path):
+    accounting.write_mechanism(tmp_path, facts())
+    log = accounting.ParticipationLog(tmp_path)
+    for t in range(6):
+        log.append(t, schedule(t), noise_multiplier=2.0 if t != 3 else 0.0)
+    log.close()
+    observed = accounting.report(tmp_path, claim="observed")
+    assert (observed.data["rho"], observed.data["epsilon"]) == ("inf", "inf")
+
+
+@pytest.mark.parametrize(
+    ("again", "field"),
+    [
+        ({"noise_multiplier": 0.5}, "noise_multiplier"),
+        ({}, "noise_multiplier"),
+        ({"noise_multiplier": 2.0, "failed": ["c"]}, "failed"),
+    ],
+)
+def test_a_repeated_round_that_differs_in_anything_is_refused(tmp_path, again, field):
+    write(tmp_path, facts(), rounds=2)
+    first = {"round": 2, "devices": ["a", "b"], "noise_multiplier": 2.0, "failed": ["c", "d"]}
+    same = first | {"failed": ["d", "c"]}
+    other = {"round": 2, "devices": ["a", "b"]} | again
+    path = tmp_path / "participation.jsonl"
+    with path.open("a") as file:
+        file.write(json.dumps(first) + "\n" + json.dumps(same) + "\n")
+    assert accounting.report(tmp_path).data["observed"]["num_failed"] == 2
+    with path.open("a") as file:
+        file.write(json.dumps(other) + "\n")
+    with pytest.raises(ValueError, match=f"line 5: round 2 was recorded before with another {field}"):
+        accounting.report(tmp_path)
 
 
 def test_claims_beyond_the_run_are_refused_and_weaker_ones_allowed(tmp_path):
@@ -285,6 +320,24 @@ def test_deployment_scale_is_apart_and_settable(tmp_path):
         ({"restarts": ("a",)}, "restarts must be"),
         ({"restarts": None}, "restarts must be a list"),
         ({"notes": "text"}, "notes must be a list of texts"),
+        ({"notes": None}, "notes must be a list of texts"),
+        ({"not_covered": 5}, "not_covered must be a list of texts"),
+        ({"num_rounds": 10**30}, "num_rounds must be at most 1,000,000,000"),
+        (
+            {
+                "clip": {"kind": "adaptive", "norm": 0.1, "count_stddev": 5.0},
+                "secure_aggregation": {"scale": 1e4, "dimension": 100, "beta": 0.5},
+            },
+            "secure_aggregation cannot be accounted with adaptive clipping",
+        ),
+        (
+            {"secure_aggregation": {"scale": 1e4, "dimension": 10**400, "beta": 0.5}},
+            "dimension must be at most",
+        ),
+        (
+            {"secure_aggregation": {"scale": 1e4, "dimension": 10**5000, "beta": 0.5}},
+            "dimension must be at most",
+        ),
         ({"vocabulary": "mine"}, "vocabulary must be one of"),
         ({"report_goal": 0}, "report_goal must be"),
         ({"simulation": "no"}, "simulation must be"),
@@ -295,12 +348,20 @@ def test_records_that_are_refused(more, message):
         facts(**more)
 
 
+def test_deployment_scale_is_left_out_where_it_would_take_hours(tmp_path):
+    said = accounting.report(write(tmp_path, facts(num_rounds=10**9, deployment={})))
+    assert said.data["deployment"] is None
+    assert any("deployment scale is left out" in note for note in said.data["notes"])
+    valid(said)
+
+
 def test_files_that_are_not_a_record_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"mechanism.json: no such file"):
         accounting.report(tmp_path)
     path = tmp_path / "mechanism.json"
     for text, message in (
         ("{", "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
         ("[]", "not a run record"),
         ('{"format": "other"}', "not a run record"),
         ('{"format": "jaxpriv-mechanism", "version": 99}', "version 99 is not 1"),
@@ -356,6 +417,17 @@ def test_a_statement_names_its_conditions_and_more_noise_means_less_epsilon():
         assert "all intermediate models" in words
         found.append(said.data["epsilon"])
     assert found[1] < found[0]
+
+
+def test_at_delta_0_gaussian_noise_is_said_to_bound_rho_alone():
+    tree = accounting.TreeAggregation(
+        noise_multiplier=2.0, num_rounds=5, min_separation=5, adjacency="zero-out"
+    )
+    said = accounting.statement(tree, delta=0.0)
+    valid(said)
+    assert "0.3750-zCDP" in said.sentence
+    assert "no finite epsilon at delta = 0" in said.sentence
+    assert "no noise" not in said.sentence
 
 
 def test_statements_of_other_mechanisms_are_valid():
