@@ -74,7 +74,7 @@ secret = jax.random.wrap_key_data(jnp.asarray(np.frombuffer(os.urandom(8), np.ui
 server = optax.sgd(1.0, momentum=0.5)
 
 
-def train(mechanism):
+def train(mechanism, noise_key):
     """Released models of all rounds, [rounds, dim]."""
 
     @jax.jit
@@ -95,7 +95,7 @@ def train(mechanism):
     )
     schedule = order[jnp.arange(ROUNDS) % MIN_SEPARATION]
     start = jnp.zeros(DIM)
-    carry = (start, server.init(start), mechanism.init(secret, start))
+    carry = (start, server.init(start), mechanism.init(noise_key, start))
     return jax.lax.scan(federated_round, carry, schedule)[1]
 
 
@@ -105,7 +105,8 @@ mechanisms = {
     "tree, Honaker": noise.tree_reduced(ROUNDS),
 }
 for name, mechanism in mechanisms.items():
-    error = jnp.linalg.norm(train(mechanism) - truth[None], axis=1)
+    released = train(mechanism, keys.stream(secret, name))  # a key is used once, so each run has its own
+    error = jnp.linalg.norm(released - truth[None], axis=1)
     plt.plot(1 + np.arange(ROUNDS), error, label=name)
 plt.xlabel("round")
 plt.ylabel("distance from the true model")
@@ -147,7 +148,11 @@ run = accounting.TreeAggregation(
     adjacency="zero-out",
 )
 print("squared sensitivity", accounting.squared_sensitivity(run), " rho", accounting.rho(run))
-print("epsilon at delta 1e-6:", accounting.epsilon(run, delta=1e-6))
+print("epsilon at delta 1e-6:", accounting.epsilon(run, delta=1e-6), "for one such run")
+all_trees = accounting.compose(
+    [run, run], delta=1e-6
+)  # both tree runs above used the same devices: they add up
+print("epsilon of both tree runs together:", all_trees.epsilon)
 print(accounting.statement(run, delta=1e-6, clip_norm=MAX_NORM, report_goal=REPORT_GOAL).sentence)
 
 # %% [markdown]

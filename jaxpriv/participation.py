@@ -23,7 +23,8 @@ from jaxpriv import keys
 
 Scalar = float | Float[Array, ""]
 Count = int | np.integer | Int[Array, ""]
-_NEVER = -(2**30)
+MOST = 2**30
+_NEVER = -MOST
 
 
 class State(NamedTuple):
@@ -158,6 +159,8 @@ def select(
       max_jitter: a wait is lengthened by 0 to this many rounds, uniformly.
     """
     _positive(report_goal=report_goal, num_chosen=num_chosen)
+    given = {"min_separation": min_separation, "max_participations": max_participations}
+    _positive(**{name: value for name, value in given.items() if isinstance(value, int)})
     num_devices = state.ready.shape[0]
     if not report_goal <= num_chosen <= num_devices:
         raise ValueError(
@@ -208,3 +211,5 @@ def _positive(**values: int) -> None:
     for name, value in values.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+        if value > MOST:
+            raise ValueError(f"{name} must be at most {MOST} (rounds are counted in 32 bits), got {value}")

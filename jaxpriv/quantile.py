@@ -76,5 +76,5 @@ def step(
     fraction = (below + noise) / cohort_size + 0.5
     clip = state.clip * jnp.exp(-learning_rate * (fraction - target))
     # Noise may push the estimate far; keep it a usable norm whatever happens.
-    clip = jnp.clip(clip, jnp.finfo(jnp.float32).tiny, 1e30)
+    clip = jnp.clip(clip, 1e-30, 1e30)
     return QuantileState(clip, state.step + 1), fraction

@@ -38,7 +38,7 @@ def _to_host(leaf: Any) -> np.ndarray:
 
 def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return [(f"{i:04d}{jax.tree_util.keystr(path)}", leaf) for i, (path, leaf) in enumerate(leaves)]
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
 
 
 def _file_name(leaf_name: str) -> str:
@@ -117,14 +117,15 @@ def latest(folder: files.PathLike) -> int | None:
     for step in reversed(steps(folder)):
         if is_whole(folder, step):
             return step
-        warnings.warn(
-            f"checkpoint {step} in {folder} is incomplete or damaged; using an older one", stacklevel=2
-        )
+        warnings.warn(f"checkpoint {step} in {folder} is incomplete or damaged; it is not used", stacklevel=2)
     return None
 
 
-def load(folder: files.PathLike, step: int, like: T) -> T:
+def load(folder: files.PathLike, step: int, like: T, *, under: str = "") -> T:
     """The state saved at `step`, in the structure of `like` (whose shapes and dtypes it must have).
+
+    Args:
+      under: path of the part wanted, as `.round.params`; empty for the whole.
 
     Raises:
       InputError: the checkpoint is damaged, or belongs to a state of another shape.
@@ -133,9 +134,8 @@ def load(folder: files.PathLike, step: int, like: T) -> T:
     if not is_whole(folder, step):
         raise InputError(f"checkpoint {place} is incomplete or damaged; remove it to use an older one")
     arrays = ocp.load(str(place / ARRAYS))
-    named = _named_leaves(like)
-    expected = {_file_name(name): leaf for name, leaf in named}
-    if set(arrays) != set(expected):
+    expected = {_file_name(under + name): leaf for name, leaf in _named_leaves(like)}
+    if {name for name in arrays if name.startswith(_file_name(under))} != set(expected):
         raise InputError(
             f"checkpoint {place} holds another kind of state (model, optimizer or mechanism changed)"
         )

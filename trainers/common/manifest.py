@@ -46,9 +46,6 @@ def write(
     import jax
 
     folder = pathlib.Path(run_dir)
-    with files.atomic_write(folder / "config.json") as file:
-        json.dump(config_dict(config), file, indent=2)
-        file.write("\n")
     devices = jax.devices()
     record = {
         "command": command,
@@ -61,4 +58,7 @@ def write(
     }
     with files.atomic_write(folder / "manifest.json") as file:
         json.dump(record, file, indent=2)
+        file.write("\n")
+    with files.atomic_write(folder / "config.json") as file:  # last: a folder that has it is a whole run's
+        json.dump(config_dict(config), file, indent=2)
         file.write("\n")

@@ -24,10 +24,15 @@ def plain(value: Any) -> Any:
 
 
 class Writer:
-    """Appends records to a JSON-lines file and flushes each."""
+    """Appends records to a JSON-lines file and flushes each; `private` makes it readable by its owner only."""
 
-    def __init__(self, path: files.PathLike):
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close())
+    def __init__(self, path: files.PathLike, *, private: bool = False):
+        mode = 0o600 if private else 0o644
+        self._file = os.fdopen(
+            os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode), "a", encoding="utf-8"
+        )
+        if private:
+            os.chmod(path, mode)
 
     def write(self, **record: Any) -> None:
         self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")

@@ -43,8 +43,11 @@ def require(path: files.PathLike) -> pathlib.Path:
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(saved, dict):
+            raise ValueError("not an object")
+        return saved
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"{folder / 'config.json'} cannot be read ({error}); the run folder is damaged"
         ) from error

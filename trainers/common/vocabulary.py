@@ -1,6 +1,7 @@
 """Maps words to the ids that a next-word model predicts, and remembers whose text the words came from."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -132,8 +133,8 @@ class Vocabulary:
 
         Args:
           size: words to take, counted after placeholders are left out; None takes all.
-          origin: whose text the words came from. None judges by the file's name: one that holds `client` is
-            from clients, else one that holds `public` is public, any other is unstated.
+          origin: whose text the words came from. None judges by the words of the file's name: with `client(s)`
+            it is from clients, else with `public` it is public, any other is unstated.
         """
         file = existing_file(path, "vocabulary")
         if file.suffix == ".json":
@@ -154,8 +155,10 @@ class Vocabulary:
         if not words:
             raise InputError(f"vocabulary {file} holds no word; give a word a line")
         if origin is None:
-            name = file.name.lower()
-            origin = "clients" if "client" in name else "public" if "public" in name else "unstated"
+            parts = set(re.split(r"[^a-z]+", file.name.lower()))
+            origin = (
+                "clients" if parts & {"client", "clients"} else "public" if "public" in parts else "unstated"
+            )
         return Vocabulary(tuple(words), origin)
 
     @staticmethod

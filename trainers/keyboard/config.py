@@ -13,6 +13,8 @@ class Config:
     installed Python packages, one client per module)."""
     public: str
     """Public text for the vocabulary (and the public n-gram): a file, `docstrings`, or `none`."""
+    skip_bad: bool
+    """Leave records that cannot be read out, and count them, instead of stopping at the first."""
     vocabulary: str
     """Word list (TSV, most frequent first), or `public` to count the words of the public text."""
     vocabulary_size: int
@@ -97,7 +99,8 @@ class Config:
     chunk_size: int
     """Clients computed at once: 1 is fastest on CPU, large on accelerators; changes speed and memory only."""
     devices: int | None
-    """Devices of the `clients` mesh; None: all there are (on CPU: one)."""
+    """Devices that each chunk of clients is spread over (it divides --chunk-size); None: one, and on a CPU with two
+    cores the comparison runs beside it."""
     compare: bool
     """Also train the same model without noise, side by side, for the closing table."""
     evaluate_every: int
@@ -139,6 +142,7 @@ class CompareConfig:
 DEMO = Config(
     data="docstrings",
     public="docstrings",
+    skip_bad=False,
     vocabulary="public",
     vocabulary_size=2000,
     run_dir="runs/keyboard",

@@ -1,6 +1,7 @@
 """What a run trains and is measured on: clients, public text, vocabulary, all as token ids."""
 
 import dataclasses
+import os
 
 import numpy as np
 from jaxtyping import Int
@@ -49,16 +50,23 @@ def load(config: Config) -> Corpus:
       InputError: a file cannot be used, or nothing usable is in it.
     """
     public = None
+    if config.data == config.public != EMBEDDED or _same_file(config.data, config.public):
+        raise InputError(
+            f"--public {config.public} is the clients' own data; public text is text whose use costs nobody privacy: "
+            "give another file, or --public none with --vocabulary FILE"
+        )
     if EMBEDDED in (config.data, config.public):
         embedded = docstrings.load_default(max_examples_per_client=config.max_examples)
     if config.data == EMBEDDED:
         splits = embedded.clients
     else:
-        splits = readers.read_splits(config.data, max_examples_per_client=config.max_examples)
+        splits = readers.read_splits(
+            config.data, max_examples_per_client=config.max_examples, skip_bad=config.skip_bad
+        )
     if config.public == EMBEDDED:
         public = embedded.public
     elif config.public != "none":
-        public = readers.read_texts(config.public)
+        public = readers.read_texts(config.public, skip_bad=config.skip_bad)
 
     if config.vocabulary != "public":
         vocabulary = Vocabulary.from_tsv(config.vocabulary, config.vocabulary_size)
@@ -96,6 +104,24 @@ def load(config: Config) -> Corpus:
         },
         notes=_notes(train, splits.origin),
     )
+
+
+def test_examples(source: str, vocabulary: Vocabulary, config: Config) -> Int[np.ndarray, "examples width"]:
+    """The test clients' examples of another file, encoded as the run encodes its own.
+
+    Raises:
+      InputError: the file cannot be used, or has no test client.
+    """
+    splits = readers.read_splits(
+        source, max_examples_per_client=config.max_examples, skip_bad=config.skip_bad
+    )
+    if not splits.test.num_examples:
+        raise InputError(f"{source} has no usable example of a test client; check its split and text columns")
+    return vocabulary.encode(splits.test.tokens, config.sequence_length)
+
+
+def _same_file(a: str, b: str) -> bool:
+    return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)
 
 
 def _notes(train: ClientData, origin: str) -> list[str]:

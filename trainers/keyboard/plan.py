@@ -14,6 +14,9 @@ from trainers.common.errors import InputError
 from trainers.keyboard.config import Config
 from trainers.keyboard.round import AdaptiveClip, RoundConfig
 
+# Norms and noise scales outside would be rounded to zero or infinity in float32.
+SMALLEST, LARGEST = 1e-30, 1e30
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
@@ -84,9 +87,7 @@ def make(config: Config, *, population: int, vocabulary_origin: str) -> Plan:
         strategy=_coefficients(strategy),
         simulation=config.insecure_noise_seed is not None,
         vocabulary=origin,
-        not_covered=(
-            "the n-gram baseline and every accuracy and perplexity: they are computed from clients' text",
-        ),
+        not_covered=_not_covered(config),
         notes=notes,
         deployment={"report_goal": config.deployment_report_goal, "population": config.deployment_population},
     )
@@ -105,6 +106,18 @@ def make(config: Config, *, population: int, vocabulary_origin: str) -> Plan:
         record=ran,
         selected=selected,
     )
+
+
+def _not_covered(config: Config) -> tuple[str, ...]:
+    lines = [
+        "the n-gram baseline and every accuracy and perplexity: they are computed from clients' text",
+        "operator.jsonl and timing.jsonl: sums over clients without noise, and times that depend on them",
+    ]
+    if config.compare and config.mechanism != "none":
+        lines.append(
+            "the comparison model in no_noise/: it was trained on the same clients without noise, not for release"
+        )
+    return tuple(lines)
 
 
 def _check(config: Config) -> None:
@@ -143,18 +156,36 @@ def _check(config: Config) -> None:
         raise InputError(f"--server-cooldown must be from 0 to --rounds, got {config.server_cooldown}")
     if not 0 <= config.over_selection < math.inf:
         raise InputError(f"--over-selection must be a finite number from 0, got {config.over_selection}")
+    for name in ("clip_norm", "clipped_count_stddev"):
+        value = getattr(config, name)
+        if value is not None and not SMALLEST <= value <= LARGEST:
+            raise InputError(f"{_option(name)} must be from {SMALLEST:g} to {LARGEST:g}, got {value}")
+    for name in ("min_separation", "max_participations", "rounds", "report_goal"):
+        value = getattr(config, name)
+        if value is not None and value > participation.MOST:
+            raise InputError(f"{_option(name)} must be at most {participation.MOST}, got {value}")
+    if config.devices is not None and (config.devices < 1 or config.chunk_size % config.devices):
+        raise InputError(
+            f"--chunk-size {config.chunk_size} clients do not spread evenly over --devices {config.devices}; "
+            "make the first a multiple of the second"
+        )
     for name in ("seed", "insecure_noise_seed"):
         value = getattr(config, name)
         if value is not None and not 0 <= value < 2**32:
             raise InputError(f"{_option(name)} must be from 0 to 2^32 - 1, got {value}")
     z = config.noise_multiplier
-    if config.mechanism == "none":
-        return
     if not 0 <= z < math.inf:
         raise InputError(f"--noise-multiplier must be a finite number above 0, got {z}")
+    if config.mechanism == "none":
+        return
     if z == 0:
         raise InputError(
             "--noise-multiplier 0 adds no noise and guarantees nothing; say --mechanism none instead"
+        )
+    if not SMALLEST <= z * config.clip_norm <= LARGEST:
+        raise InputError(
+            f"--noise-multiplier {z:g} times --clip-norm {config.clip_norm:g} must be from {SMALLEST:g} to "
+            f"{LARGEST:g}, where float32 noise is neither zero nor infinite"
         )
     if config.restarts and (
         any(a >= b for a, b in zip((0, *config.restarts), config.restarts, strict=False))

@@ -242,8 +242,12 @@ def make_round(
 
 def place(state: RoundState, batch: RoundBatch, mesh: Mesh) -> tuple[RoundState, RoundBatch]:
     """Spreads the cohort over the mesh's devices and copies everything else to each of them."""
-    store = sharding.replicate(batch.store, mesh)
-    return sharding.replicate(state, mesh), RoundBatch(store, sharding.place_cohort(batch.cohort, mesh))
+    return sharding.replicate(state, mesh), place_batch(batch, mesh)
+
+
+def place_batch(batch: RoundBatch, mesh: Mesh) -> RoundBatch:
+    """Spreads a round's cohort over the mesh's devices."""
+    return RoundBatch(sharding.replicate(batch.store, mesh), sharding.place_cohort(batch.cohort, mesh))
 
 
 def diverged(info: RoundInfo) -> bool:

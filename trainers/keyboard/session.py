@@ -12,10 +12,11 @@ import jax
 from accounting import reporting
 from trainers.common import checkpoint, files, metrics, run_dir
 from trainers.common.errors import InputError
-from trainers.keyboard import corpus, ngram, pictures
+from trainers.common.vocabulary import Vocabulary
+from trainers.keyboard import corpus, model, ngram, pictures
 from trainers.keyboard import evaluate as scoring
 from trainers.keyboard.config import CompareConfig, Config, EvaluateConfig
-from trainers.keyboard.train import Outcome, Run
+from trainers.keyboard.train import Outcome, Run, model_sizes
 
 NO_NOISE = "no_noise"
 
@@ -35,15 +36,13 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     if not config.resume:
         run_dir.create(folder)
     for name in runs:
-        (folder / name).mkdir(exist_ok=True)
+        (folder / name).mkdir(exist_ok=True, mode=0o755 if name == "" else 0o700)
     outcomes = _side_by_side(runs)
     baseline = _ngram(data, folder)
 
+    for name in runs:
+        _write_statement(folder / name)
     statement = reporting.report(folder)
-    with files.atomic_write(folder / "privacy.json") as file:
-        file.write(statement.json())
-    with files.atomic_write(folder / "privacy.md") as file:
-        file.write(statement.markdown())
     labels = {config.mechanism: folder} | ({"without noise": folder / NO_NOISE} if NO_NOISE in runs else {})
     pictures.draw(labels, folder / "plots", ngram=baseline, delta=config.delta)
 
@@ -75,6 +74,15 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     return result, text
 
 
+def _write_statement(folder: pathlib.Path) -> None:
+    """Writes privacy.json and privacy.md from the run's own record."""
+    statement = reporting.report(folder)
+    with files.atomic_write(folder / "privacy.json") as file:
+        file.write(statement.json())
+    with files.atomic_write(folder / "privacy.md") as file:
+        file.write(statement.markdown())
+
+
 def _side_by_side(runs: dict[str, Run]) -> dict[str, Outcome]:
     """Trains every run, each on a device of its own where there are several; numbers do not depend on it."""
     devices = jax.local_devices()
@@ -88,7 +96,7 @@ def _side_by_side(runs: dict[str, Run]) -> dict[str, Outcome]:
                 stop.set()
                 raise
 
-    if len(runs) == 1 or len(devices) == 1:
+    if len(runs) == 1 or len(devices) == 1 or any(run.mesh is not None for run in runs.values()):
         return {name: train_on(run, devices[0]) for name, run in runs.items()}
     with concurrent.futures.ThreadPoolExecutor(len(runs)) as pool:
         waiting = {name: pool.submit(train_on, run, devices[i]) for i, (name, run) in enumerate(runs.items())}
@@ -121,32 +129,43 @@ def _ngram(data: corpus.Corpus, folder: pathlib.Path) -> dict[str, float]:
 def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
     """Scores the newest checkpoint of a run on its test clients, or on those of another file."""
     folder = run_dir.require(config.run_dir)
-    saved = run_dir.read_config(folder)
-    saved["restarts"] = tuple(saved["restarts"])
-    if config.data is not None:
-        saved |= {"data": config.data}
-        if saved["vocabulary"] == "public":
-            saved |= {"vocabulary": str(folder / "vocabulary.json")}
-    trained = Config(**saved)
-    data = corpus.load(trained)
-    run = Run(trained, data, folder)
-    at = checkpoint.latest(run.checkpoints)
+    trained = _saved_config(folder)
+    vocabulary = Vocabulary.load(folder / "vocabulary.json")
+    examples = (
+        corpus.test_examples(config.data, vocabulary, trained) if config.data else corpus.load(trained).test
+    )
+    checkpoints = folder / "checkpoints"
+    at = checkpoint.latest(checkpoints)
     if at is None:
-        raise InputError(f"{folder} has no whole checkpoint; train it first, or go on with --resume")
-    state = checkpoint.load(run.checkpoints, at, run.start())
-    scores = scoring.evaluate(state.round.params, data.test, run.sizes)
-    baseline = _ngram(data, folder) if config.data is None else None
-    spent = run.spent(at)
+        raise InputError(f"{folder} has no whole checkpoint; train it first")
+    sizes = model_sizes(trained, vocabulary)
+    template = model.init_params(sizes, seed=trained.seed)
+    params = checkpoint.load(checkpoints, at, template, under=".round.params")
+    scores = scoring.evaluate(params, examples, sizes)
+    baseline = None
+    if not config.data and (folder / "ngram.json").exists():
+        baseline = json.loads((folder / "ngram.json").read_text(encoding="utf-8"))["top1_words"]
+    spent = reporting.report(folder).data
     result = {
         "run_dir": str(folder),
         **_scores(scores),
-        "ngram_top1_words": None if baseline is None else baseline["top1_words"],
+        "ngram_top1_words": baseline,
         "rho": spent["rho"],
         "epsilon": spent["epsilon"],
-        "delta": None if spent["rho"] is None else trained.delta,
+        "delta": spent["delta"],
         "seconds": None,
     }
     return result, table({_label(trained) + f", round {at}": scores._asdict()})
+
+
+def _saved_config(folder: pathlib.Path) -> Config:
+    saved = run_dir.read_config(folder)
+    try:
+        return Config(**(saved | {"restarts": tuple(saved["restarts"])}))
+    except (TypeError, KeyError) as error:
+        raise InputError(
+            f"{folder / 'config.json'} is not that of a keyboard run ({error}); use the jaxpriv that wrote it"
+        ) from None
 
 
 def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
@@ -154,7 +173,7 @@ def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
     runs, rows, ngrams = {}, [], []
     for name in config.runs:
         folder = run_dir.require(name)
-        saved = run_dir.read_config(folder)
+        saved = dataclasses.asdict(_saved_config(folder))
         scored = [r for r in metrics.read(folder / "metrics.jsonl") if "evaluation" in r]
         if not scored:
             raise InputError(f"{folder} has no evaluation yet; let it run to --evaluate-every rounds first")

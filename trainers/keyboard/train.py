@@ -14,6 +14,7 @@ same model without noise and an n-gram, then the privacy statement. Everything g
     plots/ vocabulary.json ngram.json
 """
 
+import dataclasses
 import pathlib
 import threading
 import time
@@ -26,15 +27,16 @@ import optax
 
 import accounting
 from accounting import record
-from jaxpriv import keys, participation
+from jaxpriv import keys, participation, sharding
 from trainers.common import checkpoint, entropy, manifest, metrics, progress, run_dir
 from trainers.common.errors import InputError
+from trainers.common.vocabulary import Vocabulary
 from trainers.keyboard import batches, corpus, evaluate, model, plan
 from trainers.keyboard import round as rounds
 from trainers.keyboard.config import Config
 
 # Settings that a resumed run may change: they change no number.
-FREE = ("resume", "json", "run_dir", "devices", "compare")
+FREE = ("resume", "json", "run_dir")
 MOST_NON_FINITE_ROUNDS = 3
 MOST_ABANDONED_ATTEMPTS = 1000
 COMMAND = "jaxpriv keyboard train"
@@ -69,14 +71,14 @@ class Run:
     def __init__(self, config: Config, data: corpus.Corpus, folder: pathlib.Path):
         self.config, self.data, self.folder = config, data, folder
         self.plan = plan.make(config, population=data.num_clients, vocabulary_origin=data.vocabulary.origin)
-        self.sizes = model.ModelConfig(
-            num_tokens=data.vocabulary.size,
-            embedding_size=config.embedding_size,
-            hidden_size=config.hidden_size,
-            shared_embeddings=config.shared_embeddings,
-        )
+        self.sizes = model_sizes(config, data.vocabulary)
         self.server = server_optimizer(config)
         self.step = rounds.make_round(self.plan.round, self.sizes, self.server, self.plan.mechanism)
+        self.mesh = None
+        if config.devices is not None and config.devices > 1:
+            if config.devices > jax.device_count():
+                raise InputError(f"--devices {config.devices}: there are {jax.device_count()}; lower it")
+            self.mesh = sharding.make_mesh(jax.devices()[: config.devices])
         self.cohort_key = keys.stream(keys.root(config.seed), "cohorts")
         self.facts = {
             "settings": {k: v for k, v in manifest.config_dict(config).items() if k not in FREE},
@@ -102,18 +104,25 @@ class Run:
         )
 
     def resume(self) -> tuple[int, State]:
-        """The newest whole checkpoint's round and state; round 0 when the run was killed before its first one.
+        """The newest whole checkpoint's round and state; that of round 0 is written before the first round.
 
         Raises:
-          InputError: the checkpoint is of another run: other settings, data or vocabulary.
+          InputError: the checkpoint is of another run (other settings, data or vocabulary), or none is left: then
+            the noise key is lost, and going on would release rounds a second time with other noise.
         """
         at = checkpoint.latest(self.checkpoints)
         if at is None:
-            return 0, self.start()
+            raise InputError(
+                f"{self.folder} has no whole checkpoint left, and with it went its noise key; rounds that it released "
+                "stay released: account for them, and start a new run with another --run-dir"
+            )
         saved = checkpoint.read_facts(self.checkpoints, at)
         now = metrics.plain(self.facts)
         for what in ("settings", "digests", "strategy"):
             run_dir.require_same(saved[what], now[what], where=f"the run in {self.folder}", what=what)
+        recorded = metrics.plain(dataclasses.asdict(record.read_mechanism(self.folder)))
+        planned = metrics.plain(dataclasses.asdict(self.plan.record))
+        run_dir.require_same(recorded, planned, where=self.folder / record.MECHANISM_FILE, what="mechanism")
         return at, checkpoint.load(self.checkpoints, at, self.start())
 
     @property
@@ -131,9 +140,12 @@ class Run:
             first, state = self.resume()
         else:
             first, state = 0, self.start()
-            manifest.write(folder, command=COMMAND, config=config, digests=self.data.digests)
-            record.write_mechanism(folder, self.plan.record)
             self.data.vocabulary.save(folder / "vocabulary.json")
+            record.write_mechanism(folder, self.plan.record)
+            checkpoint.save(self.checkpoints, 0, state, facts=self.facts)
+            manifest.write(folder, command=COMMAND, config=config, digests=self.data.digests)
+        if self.mesh is not None:
+            state = state._replace(round=sharding.replicate(state.round, self.mesh))
         for name in ("metrics.jsonl", "operator.jsonl", "timing.jsonl"):
             metrics.truncate(folder / name, before_round=first)
         validation = self.data.validation if len(self.data.validation) else self.data.test
@@ -144,8 +156,8 @@ class Run:
         )
         with (
             metrics.Writer(folder / "metrics.jsonl") as released,
-            metrics.Writer(folder / "operator.jsonl") as operator,
-            metrics.Writer(folder / "timing.jsonl") as timing,
+            metrics.Writer(folder / "operator.jsonl", private=True) as operator,
+            metrics.Writer(folder / "timing.jsonl", private=True) as timing,
             bar,
         ):
             for t in range(first, config.rounds):
@@ -165,10 +177,13 @@ class Run:
                 log.append(
                     t, [self.data.ids[i] for i in reporters], failed=[self.data.ids[i] for i in failed]
                 )
+                if self.mesh is not None:
+                    batch = rounds.place_batch(batch, self.mesh)
                 new, info = self.step(state.round, batch)
                 streak = int(state.non_finite) + 1 if rounds.diverged(info) else 0
                 state = state._replace(round=new, non_finite=np.asarray(streak, np.int64))
-                released.write(round=t, **info.released._asdict())
+                label = {} if self.plan.mechanism else {"covered_by_guarantee": False}
+                released.write(round=t, **info.released._asdict(), **label)
                 operator.write(round=t, covered_by_guarantee=False, **_operator(info.operator))
                 timing.write(round=t, seconds=time.perf_counter() - began)
                 if streak >= MOST_NON_FINITE_ROUNDS:
@@ -257,6 +272,16 @@ class Run:
             return {"rho": None, "epsilon": None}
         found = accounting.compose(self.plan.record.mechanisms(num_rounds), delta=self.config.delta)
         return {"rho": found.rho, "epsilon": found.epsilon}
+
+
+def model_sizes(config: Config, vocabulary: Vocabulary) -> model.ModelConfig:
+    """The model that these settings train on this vocabulary."""
+    return model.ModelConfig(
+        num_tokens=vocabulary.size,
+        embedding_size=config.embedding_size,
+        hidden_size=config.hidden_size,
+        shared_embeddings=config.shared_embeddings,
+    )
 
 
 def server_optimizer(config: Config) -> optax.GradientTransformation:

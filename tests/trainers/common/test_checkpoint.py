@@ -90,6 +90,12 @@ def test_a_saved_state_is_not_touched_by_later_donation(tmp_path):
     np.testing.assert_array_equal(loaded, np.arange(100_000, dtype=np.float32))
 
 
+def test_a_part_can_be_loaded_by_its_path(tmp_path):
+    checkpoint.save(tmp_path, 1, state(1.5), facts={})
+    params = checkpoint.load(tmp_path, 1, state(0.0)["params"], under="['params']")
+    assert bits(params) == bits(state(1.5)["params"])
+
+
 def test_old_checkpoints_are_thinned_out(tmp_path):
     for step in range(5):
         checkpoint.save(tmp_path, step, {"x": jnp.float32(step)}, facts={}, keep=2)

@@ -154,3 +154,17 @@ def test_refuses_what_cannot_be_a_vocabulary():
         Vocabulary(("a",), "public").encode([["a"]], 0)
     with pytest.raises(ValueError, match="size"):
         Vocabulary.from_public_texts(PackedTokens.from_lists([["a"]]), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "origin"),
+    [
+        ("vocab_public.tsv", "public"),
+        ("nonpublic_words.tsv", "unstated"),
+        ("public_words_of_clients.tsv", "clients"),
+        ("words.tsv", "unstated"),
+    ],
+)
+def test_whole_words_of_the_file_name_say_whose_text_it_was(tmp_path, name, origin):
+    (tmp_path / name).write_text("the\t3\n")
+    assert Vocabulary.from_tsv(tmp_path / name).origin == origin

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import stat
 import subprocess
@@ -125,9 +126,17 @@ def test_what_is_for_release_holds_no_client_text_and_no_secret(whole):
 
 def test_the_same_settings_give_the_same_bits(whole, tmp_path):
     config, _ = whole
-    other = toy.config(tmp_path, devices=2)
+    other = toy.config(tmp_path)
     run(other)
     same_run(config, other)
+
+
+def test_two_devices_give_the_same_model_but_for_rounding(whole, tmp_path):
+    config, (result, _) = whole
+    spread, _ = run(toy.config(tmp_path, devices=2))
+    assert spread["perplexity"] == pytest.approx(result["perplexity"], rel=1e-4)
+    for name in ("participation.jsonl", "mechanism.json"):
+        assert (tmp_path / "run" / name).read_bytes() == pathlib.Path(config.run_dir, name).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -216,6 +225,51 @@ def test_resuming_with_other_settings_is_refused(whole, capsys, changes, named):
     assert snapshot(config.run_dir) == before
 
 
+def killed_after(monkeypatch, config, number):
+    """Starts a run and kills it once round `number` is logged."""
+    real = train.record.ParticipationLog.append
+
+    def append(self, at, *rest, **more):
+        real(self, at, *rest, **more)
+        if at == number:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.record.ParticipationLog, "append", append)
+        with pytest.raises(KeyboardInterrupt):
+            run(config)
+
+
+def test_a_run_killed_before_its_first_checkpoint_keeps_its_secret_and_settings(
+    tmp_path, monkeypatch, capsys
+):
+    config = toy.config(tmp_path, insecure_noise_seed=None)
+    killed_after(monkeypatch, config, 0)
+    data = corpus.load(config)
+    secrets = [Run(config, data, tmp_path / "run").resume()[1].secret.tobytes() for _ in range(2)]
+    assert secrets[0] == secrets[1]
+    for changes in ({"noise_multiplier": 1e-6}, {"insecure_noise_seed": 5}):
+        changed = toy.config(tmp_path, resume=True, **({"insecure_noise_seed": None} | changes))
+        assert cli.main(["keyboard", *toy.argv(changed)]) == 2
+        assert next(iter(changes)) in one_line(capsys)
+
+
+@pytest.mark.filterwarnings("ignore:checkpoint")
+@pytest.mark.parametrize("loss", ["all gone", "all damaged"])
+def test_a_run_without_a_whole_checkpoint_is_not_begun_again(tmp_path, monkeypatch, capsys, loss):
+    config = toy.config(tmp_path)
+    killed_after(monkeypatch, config, 3)
+    for place in list((tmp_path / "run" / "checkpoints").iterdir()):
+        if loss == "all gone":
+            shutil.rmtree(place)
+        else:
+            (place / "facts.json").unlink()
+    before = (tmp_path / "run" / "participation.jsonl").read_bytes()
+    assert cli.main(["keyboard", *toy.argv(toy.config(tmp_path, resume=True))]) == 2
+    assert "noise key" in one_line(capsys)
+    assert (tmp_path / "run" / "participation.jsonl").read_bytes() == before
+
+
 def test_resuming_on_other_data_is_refused(whole, tmp_path, capsys):
     config, _ = whole
     folder = pathlib.Path(config.run_dir).parent
@@ -258,6 +312,16 @@ def test_resuming_what_is_no_run_is_refused(tmp_path, capsys):
         ({"data": "no-such-file.jsonl"}, "no-such-file.jsonl"),
         ({"data": "."}, "folder"),
         ({"vocabulary": "public"}, "--public"),
+        ({"clip_norm": 2e-38}, "clip-norm"),
+        ({"clip_norm": 1e39}, "clip-norm"),
+        ({"noise_multiplier": 1e39}, "noise-multiplier"),
+        ({"min_separation": 2**31}, "min-separation"),
+        ({"clip": "adaptive", "clipped_count_stddev": float("inf")}, "clipped-count-stddev"),
+        (
+            {"mechanism": "none", "clip": "adaptive", "clipped_count_stddev": float("nan")},
+            "clipped-count-stddev",
+        ),
+        ({"devices": 2, "chunk_size": 1}, "chunk-size"),
     ],
 )
 def test_settings_that_cannot_be_served_are_refused(tmp_path, capsys, changes, says):
@@ -356,6 +420,13 @@ def test_the_comparison_trains_the_twin_and_the_ngram(tmp_path):
     assert result["ngram_top1_words"] > 0
     own, twin = (metrics.read(tmp_path / "run" / name / "participation.jsonl") for name in ("", "no_noise"))
     assert own == twin  # the same cohorts: only the noise differs
+    stated = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert any("no_noise" in line for line in stated["not_covered"])
+    assert json.loads((tmp_path / "run" / "no_noise" / "privacy.json").read_text())["epsilon"] is None
+    assert all(
+        r["covered_by_guarantee"] is False
+        for r in metrics.read(tmp_path / "run" / "no_noise" / "metrics.jsonl")
+    )
 
 
 def test_a_trained_run_is_scored_again_from_its_folder(whole, capsys):
@@ -364,6 +435,32 @@ def test_a_trained_run_is_scored_again_from_its_folder(whole, capsys):
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     for name in ("top1_words", "top3_words", "tff_accuracy", "perplexity", "rho", "epsilon"):
         assert again[name] == pytest.approx(result[name])
+
+
+def test_a_trained_run_is_scored_on_another_population(whole, tmp_path, capsys):
+    config, (result, _) = whole
+    other = toy.write_clients(tmp_path / "other.jsonl", clients=40, seed=3)
+    command = ["keyboard", "evaluate", "--run-dir", config.run_dir, "--data", str(other), "--json"]
+    assert cli.main(command) == 0
+    scored = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert scored["perplexity"] > 0
+    assert (scored["rho"], scored["epsilon"]) == (
+        pytest.approx(result["rho"]),
+        pytest.approx(result["epsilon"]),
+    )
+
+
+def test_the_config_of_something_else_is_refused(tmp_path, capsys):
+    for content in ("{}", "[]", "null", '{"surprise": 1}'):
+        (tmp_path / "config.json").write_text(content)
+        assert cli.main(["keyboard", "evaluate", "--run-dir", str(tmp_path)]) == 2
+        assert "config.json" in one_line(capsys)
+
+
+def test_clients_text_is_not_taken_as_public(tmp_path, capsys):
+    config = toy.config(tmp_path, public=str(tmp_path / "clients.jsonl"), vocabulary="public")
+    assert cli.main(["keyboard", *toy.argv(config)]) == 2
+    assert "clients' own data" in one_line(capsys)
 
 
 def test_runs_are_drawn_beside_each_other(whole, tmp_path, capsys):
