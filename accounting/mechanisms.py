@@ -17,6 +17,7 @@ from accounting.strategies import Dense, Strategy
 # Parts of add-remove and zero-out runs differ by at most C, of replace-one runs by 2 C.
 SENSITIVITY_FACTOR = {"zero-out": 1, "add-remove": 1, "replace-one": 2}
 MOST_DIMENSIONS = 1 << 62
+MOST_ROUNDS = 10**9  # more is a typing error: at one round a second it would take thirty years
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,8 @@ class _Correlated:
 
         put("noise_multiplier", _checks.real("noise_multiplier", self.noise_multiplier))
         put("num_rounds", _checks.integer("num_rounds", self.num_rounds, minimum=0))
+        if self.num_rounds > MOST_ROUNDS:
+            raise ValueError(f"num_rounds must be at most {MOST_ROUNDS:,}: give the released rounds")
         if (self.min_separation is None) == (self.rounds_between is None):
             raise ValueError(
                 "give exactly one of min_separation (rounds t and t + b both allowed) and rounds_between "

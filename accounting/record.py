@@ -30,6 +30,7 @@ import numpy as np
 from accounting import _checks, strategies
 from accounting.guarantees import value_noise_multiplier
 from accounting.mechanisms import (
+    MOST_ROUNDS,
     MatrixMechanism,
     Mechanism,
     QuantileEstimation,
@@ -40,7 +41,6 @@ from accounting.mechanisms import (
 MECHANISM_FILE, PARTICIPATION_FILE = "mechanism.json", "participation.jsonl"
 FORMAT, VERSION = "jaxpriv-mechanism", 1
 MECHANISMS = ("none", "independent", "tree", "tree_reduced", "blt", "banded")
-MOST_ROUNDS = 10**9  # more is a typing error: at one round a second it would take thirty years
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class RunRecord:
         if self.mechanism == "none" and self.noise_multiplier != 0:
             raise ValueError(f"noise_multiplier must be 0 for mechanism none, got {self.noise_multiplier!r}")
         if _checks.integer("num_rounds", self.num_rounds, minimum=0) > MOST_ROUNDS:
-            raise ValueError(f"num_rounds must be at most {MOST_ROUNDS:,}; give the planned released rounds")
+            raise ValueError(f"num_rounds must be at most {MOST_ROUNDS:,}: give the planned rounds")
         if self.mechanism != "none" and self.secure_aggregation and self.clip["kind"] == "adaptive":
             raise ValueError(
                 "secure_aggregation cannot be accounted with adaptive clipping (rounding inflates each round's "

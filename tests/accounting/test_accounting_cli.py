@@ -174,6 +174,10 @@ def test_report(answer, call, tmp_path):
             ["tree", "--noise-multiplier", "7", *SPANISH, *WHERE, "--restarts", "2000"],
             "restarts must be below",
         ),
+        (
+            ["tree", "--noise-multiplier", "7", "--rounds", "100000000000", "--min-separation", "9", *WHERE],
+            "num_rounds must be at most 1,000,000,000",
+        ),
         (["tree", "--noise-multiplier", "7", *SPANISH, *WHERE, "--plot", "x.gif"], "must end in one of"),
         (["tree", "--noise-multiplier", "7", *SPANISH, *WHERE, "--plot", "no/such/x.png"], "does not exist"),
         (["tree", "--noise-multiplier", "7", *SPANISH, *WHERE, "--count-stddev", "3"], "count_stddev"),
