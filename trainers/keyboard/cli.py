@@ -3,7 +3,7 @@
 import os
 import sys
 
-from trainers.common import command
+from trainers.common import command, files
 from trainers.common.errors import InputError
 
 COMMANDS = {
@@ -80,6 +80,8 @@ def prepare_devices(devices: int | None) -> None:
     """Splits a CPU into as many devices as are asked for (None: two, if it has two cores), before jax starts."""
     if devices is not None and devices < 1:
         raise InputError(f"--devices must be at least 1, got {devices}")
+    # What one run compiled, its resumption and the next run find again.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(files.cache_dir("xla")))
     count = devices or min(2, os.cpu_count() or 1)
     flag = "--xla_force_host_platform_device_count"
     if "jax" not in sys.modules and flag not in os.environ.get("XLA_FLAGS", ""):
