@@ -24,7 +24,7 @@ from trainers.keyboard.batches import Packed
 from trainers.keyboard.model import PAD, Params, output_embedding, step_cell
 
 # Sizes, as fractions of a full batch's positions, that the position-wise layers are compiled for.
-_FRACTIONS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
+_FRACTIONS = (0.05, 0.15, 0.25, 0.35, 0.5, 0.65, 0.8, 1.0)
 _FEWEST_ROWS = 4
 
 

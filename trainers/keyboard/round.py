@@ -165,6 +165,9 @@ def make_round(
 ) -> Callable[[RoundState, RoundBatch], tuple[RoundState, RoundInfo]]:
     """The jitted `(state, batch) -> (state, info)`; the state passed in is donated and must not be used again.
 
+    Memory beside the state, in copies of the model: the sum (two with more than 32 chunks), and for every client
+    of a chunk its local model and its update; the noise mechanism adds what its own state says (a tree none).
+
     Args:
       server: any optax transform; it is given the negated noised mean of the updates as gradient.
       mechanism: adds its increment to the sum; None adds nothing.

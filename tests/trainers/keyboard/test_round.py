@@ -136,7 +136,7 @@ def test_the_noise_is_that_of_the_sum_once_and_divided_by_the_report_goal(chunk_
 
 def test_noise_is_the_same_to_the_bit_whatever_the_layout_and_other_with_another_key():
     config = dataclasses.replace(ROUND, noise_multiplier=1.0)
-    mechanism = noise.tree_reduced(num_rounds=4)
+    mechanism = noise.independent()
     step = rounds.make_round(config, CONFIG, SERVER, mechanism)
     results = []
     for key, devices in (1, 1), (1, 8), (2, 8):
