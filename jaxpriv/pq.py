@@ -80,11 +80,12 @@ def encode(codebook: Codebook, vectors: Float[Array, "n dim"]) -> UInt8[Array, "
 
 def decode(codebook: Codebook, codes: UInt8[Array, "*batch subspaces"]) -> Float[Array, "*batch dim"]:
     """Returns the centroids that the codes name: the vector as it can still be known."""
-    num_subspaces, num_centroids, _ = codebook.centroids.shape
+    num_subspaces, num_centroids, subdim = codebook.centroids.shape
     rows = codes.astype(jnp.int32) + (jnp.arange(num_subspaces, dtype=jnp.int32) * num_centroids).reshape(
         (1,) * (codes.ndim - 1) + (-1,)
     )
-    return codebook.centroids.reshape(num_subspaces * num_centroids, -1)[rows].reshape(*codes.shape[:-1], -1)
+    flat = codebook.centroids.reshape(num_subspaces * num_centroids, subdim)
+    return flat[rows].reshape(*codes.shape[:-1], num_subspaces * subdim)
 
 
 def distances(

@@ -1,5 +1,5 @@
-"""`jaxpriv translation`: train, evaluate, translate, and the protocol: keygen, store, share, shuffle, open,
-attack.
+"""`jaxpriv translation`: train, evaluate, translate, and the protocol: keygen, store, share, shuffle, open;
+attack and release measure.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ COMMANDS = {
     "shuffle": "server: check, join and shuffle sealed memories, without reading them",
     "open": "client: open what the server sent and save the joint memory",
     "attack": "measure what a memory gives away: reconstruction, membership, rare values",
+    "release": "measure what a filter, or an epsilon, costs in BLEU",
 }
 
 

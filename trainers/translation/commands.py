@@ -26,8 +26,9 @@ from trainers.translation import (
     session,
 )
 from trainers.translation.leakage import AttackConfig, run_attack
+from trainers.translation.private_memory import PrivateConfig, run_release
 
-__all__ = ["run_attack"]
+__all__ = ["run_attack", "run_release"]
 Result = tuple[dict[str, Any], str]
 NOTHING = report.GUARANTEE["fednn"]
 
@@ -347,4 +348,5 @@ CONFIGS = {
     "shuffle": ShuffleConfig,
     "open": OpenConfig,
     "attack": AttackConfig,
+    "release": PrivateConfig,
 }

@@ -253,7 +253,7 @@ class Bench:
     def fine_tune(self, client: federated.Client, trial: int) -> Any:
         params = self.params
         for epoch in range(self.config.epochs):
-            seed = _seed(self.config.seed, trial, epoch)
+            seed = trial_seed(self.config.seed, trial, epoch)
             params = self.local_epoch(params, client.examples, seed, f"{client.name}, epoch {epoch + 1}")
         return params
 
@@ -274,7 +274,7 @@ class Bench:
             joined = [e for c in clients for e in c.examples] + list(
                 self.server_client(trial, epoch).examples
             )
-            seed = _seed(self.config.seed, trial, epoch)
+            seed = trial_seed(self.config.seed, trial, epoch)
             params = self.local_epoch(params, joined, seed, f"all pairs together, epoch {epoch + 1}")
         return params
 
@@ -289,7 +289,7 @@ class Bench:
                 for epoch in [number] if often else range(epochs):
                     if client.name == corpora.GENERAL:
                         client = self.server_client(trial, epoch)
-                    seed = _seed(self.config.seed, trial, epoch)
+                    seed = trial_seed(self.config.seed, trial, epoch)
                     own = self.local_epoch(own, client.examples, seed, f"{client.name}, epoch {epoch + 1}")
                 local.append(own)
                 weights.append(client.weight)
@@ -333,7 +333,8 @@ def _encode(codebook, vectors):
     return pq.encode(codebook, vectors)
 
 
-def _seed(seed: int, trial: int, epoch: int) -> int:
+def trial_seed(seed: int, trial: int, epoch: int) -> int:
+    """A seed of its own for every trial and epoch."""
     return int(np.random.SeedSequence([seed, trial, epoch]).generate_state(1)[0])
 
 
@@ -358,7 +359,7 @@ def run_setting(bench: Bench, setting: str, trial: int, method: str) -> Outcome:
     """One method in one setting and trial."""
     c = bench.config
     sizes = {d: len(e) for d, e in bench.examples.items()}
-    shares = dealing.deal(setting, sizes, seed=_seed(c.seed, trial, 0))
+    shares = dealing.deal(setting, sizes, seed=trial_seed(c.seed, trial, 0))
     clients = [
         federated.Client(s.name, [bench.examples[d][i] for d, i in s.members], len(s.members)) for s in shares
     ]

@@ -60,10 +60,22 @@ class Projected(NamedTuple):
     projection: pq.Projection
 
 
+class Weighted(NamedTuple):
+    """A store whose entries stand for many: an entry of weight w is nearer by temperature x log w.
+
+    Then the kernel, which divides by the same temperature, multiplies it by w, and the Meta-k network sees what
+    the kernel sees. penalties: temperature x log(largest weight / weight), never negative. Entries of equal keys
+    stand with the heaviest first, because equal distances come out in order of the rows.
+    """
+
+    full: knn.Store
+    penalties: Float[Array, " entries"]
+
+
 class Weights(NamedTuple):
     """What a kNN stepper is given.
 
-    params: of the model. store: `knn.Store`, `knn.CodedStore` or `Projected`. temperature: of the kernel.
+    params: of the model. store: `knn.Store`, `knn.CodedStore`, `Projected` or `Weighted`. temperature: of the kernel.
     meta: the Meta-k network, for adaptive mixing. weight: the fixed weight of the store, for fixed mixing.
     """
 
@@ -92,7 +104,11 @@ def with_shadow(store: knn.Store | knn.CodedStore, *, components: int) -> Projec
 
 
 def find(store, queries: Float[Array, "rows dim"], retrieval: Retrieval) -> knn.Neighbors:
-    """The k nearest entries; with a `Projected` store, the nearest of `candidates` found in projection."""
+    """The k nearest entries; of `candidates` found in projection (`Projected`) or without weights (`Weighted`)."""
+    if isinstance(store, Weighted):
+        near = knn.search(store.full, queries, k=retrieval.candidates)
+        away = near.distances + store.penalties[jnp.maximum(near.ids, 0)]
+        return knn.top(near._replace(distances=away), k=retrieval.k)
     if not isinstance(store, Projected):
         return knn.search(store, queries, k=retrieval.k)
     queries = queries - store.full.centre[None]

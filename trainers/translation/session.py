@@ -110,6 +110,11 @@ def evaluate(run_dir: str) -> tuple[dict[str, Any], str]:
     """Scores a finished or broken-off run again from its folder: what is missing is computed, the rest is
     read.
     """
+    return train(read_config(run_dir))
+
+
+def read_config(run_dir: str) -> Config:
+    """The settings of a run folder, ready to continue it."""
     place = files.existing_file(pathlib.Path(run_dir) / "config.json", "run description")
     record = json.loads(place.read_text(encoding="utf-8"))
     for field in dataclasses.fields(Config):
@@ -119,4 +124,4 @@ def evaluate(run_dir: str) -> tuple[dict[str, Any], str]:
         config = Config(**{**record, "run_dir": run_dir, "resume": True, "json": False})
     except TypeError as error:
         raise InputError(f"{place} is not the description of a translation run ({error})") from error
-    return train(config)
+    return config

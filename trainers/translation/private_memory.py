@@ -1,0 +1,333 @@
+"""`jaxpriv translation release`: what a filter, and what an epsilon, cost in BLEU.
+
+In a finished run's setting, every client shares its memory through a filter (values in at least q of its own
+sentences), or, in place of records, its noisy histogram at several epsilons; everyone translates with the union. The
+coarse quantizer and the Meta-k networks come from public text, so epsilon is the release's own. Buckets are searched by
+the centroid of their cell, and their noisy counts weigh them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import pathlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpriv import keys, knn, pq
+from trainers.common import entropy, files, metrics, plots
+from trainers.common.errors import InputError
+from trainers.translation import (
+    corpora,
+    dealing,
+    decode,
+    experiment,
+    meta_k,
+    release,
+    retrieval,
+    session,
+)
+
+RESULTS = "release.jsonl"
+BUCKET_BYTES = 1 + 2 + 4 + 28  # cell, value, noisy count, nonce and tag
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateConfig:
+    """Measure what sharing less, or privately, costs: a filter and noisy histograms in a finished run."""
+
+    run_dir: str = "runs/translation"
+    """Folder that `train` wrote; results are added to it."""
+    epsilons: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
+    """Of the histograms, one release each (they do not compose: a client makes one of them)."""
+    delta: float | None = None
+    """Of the histograms; well below one in the number of sentences. Must be given."""
+    adjacency: Literal["", "add-remove", "replace-one"] = ""
+    """Neighbouring data: a sentence pair more or less, or one exchanged. Must be given."""
+    max_buckets: int = 16
+    """Buckets that a sentence pair fills at most."""
+    cells: int = 64
+    """Centroids of the coarse quantizer, at most 256."""
+    min_sentences: tuple[int, ...] = (2, 5)
+    """The filter: a record is shared if its value occurs in so many of the client's sentences."""
+    insecure_noise_seed: int | None = None
+    """For tests: noise from this public number. What is released then has no guarantee."""
+    json: bool = False
+    """Print one JSON object as the last line."""
+
+
+class Cells(NamedTuple):
+    """What the public says of cells. coarse: their centroids. temperature, meta: how buckets are weighed."""
+
+    coarse: pq.Codebook
+    temperature: float
+    meta: knn.MetaK
+
+
+class Shared(NamedTuple):
+    """What clients let go in one way. store, meta, temperature: how it is searched. count: records or buckets."""
+
+    store: Any
+    meta: knn.MetaK
+    temperature: float
+    count: int
+    record_bytes: int
+
+
+def run_release(config: PrivateConfig) -> tuple[dict[str, Any], str]:
+    """Scores every way that the run folder does not hold yet; returns `(result, text)`."""
+    delta = _check(config)
+    run = session.read_config(config.run_dir)
+    run_dir = pathlib.Path(config.run_dir)
+    read = corpora.load(run)
+    bench = experiment.Bench(run, read, run_dir)
+    made = _digest(bench, config)
+    place = run_dir / RESULTS
+    rows = [r for r in (metrics.read(place) if place.exists() else []) if r["made"] == made]
+    ways = _ways(config, delta)
+    cells = functools.cache(lambda: _prepare(bench, config))
+    with metrics.Writer(place) as writer:
+        for name, settings in ways.items():
+            if name in {r["way"] for r in rows}:
+                continue
+            scores = _measure(bench, config, cells, name, settings)
+            row = {"made": made, "way": name, "epsilon": settings.get("epsilon"), **scores}
+            writer.write(**row)
+            rows.append(row)
+    rows = [next(r for r in rows if r["way"] == name) for name in ways]
+    statements = {
+        format(s["epsilon"], "g"): release.statement(s["release"], delta=delta).data
+        for s in ways.values()
+        if "release" in s
+    }
+    if config.insecure_noise_seed is not None:
+        warning = "Simulation: the noise comes from a public seed, and nothing is guaranteed. "
+        statements = {
+            name: {**data, "simulation": True, "sentence": warning + data["sentence"]}
+            for name, data in statements.items()
+        }
+    with files.atomic_write(run_dir / "release_privacy.json") as file:
+        json.dump(statements, file, indent=1)
+    text = _table(rows, ways, delta, bench.domains)
+    with files.atomic_write(run_dir / "release.md") as file:
+        file.write(text)
+    _picture(rows, bench.domains, run_dir / "release.png")
+    guarantee = {
+        row["way"]: "epsilon: none"
+        if row["epsilon"] is None
+        else f"epsilon: {row['epsilon']:g} at delta {delta:g}"
+        for row in rows
+    }
+    result = {
+        "run_dir": config.run_dir,
+        "bleu": {r["way"]: r["bleu"] for r in rows},
+        "released": {r["way"]: r["count"] for r in rows},
+        "guarantee": guarantee,
+    }
+    return result, text + f"\nWritten to {run_dir}."
+
+
+def _check(config: PrivateConfig) -> float:
+    if config.delta is None or not 0 < config.delta < 1:
+        raise InputError("--delta is needed, between 0 and 1: well below one in the number of sentences")
+    if not config.adjacency:
+        raise InputError("--adjacency is needed: add-remove or replace-one")
+    if not 1 <= config.cells <= pq.MAX_CENTROIDS:
+        raise InputError(f"--cells must be in [1, {pq.MAX_CENTROIDS}], got {config.cells}")
+    if config.max_buckets < 1:
+        raise InputError(f"--max-buckets must be at least 1, got {config.max_buckets}")
+    for value in config.epsilons:
+        if not 0 < value < math.inf:
+            raise InputError(f"--epsilons must be positive, got {value}")
+    for value in config.min_sentences:
+        if value < 1:
+            raise InputError(f"--min-sentences must be at least 1, got {value}")
+    return config.delta
+
+
+def _digest(bench: experiment.Bench, config: PrivateConfig) -> str:
+    run = bench.config
+    parts = (config.delta, config.adjacency, config.max_buckets, config.cells, run.k, run.key_encryption)
+    more = (run.subspaces, run.test_sentences, run.settings[0], config.insecure_noise_seed)
+    return files.digest_of(bench.model.digest, corpora.digest(bench.read), repr(parts + more))[:20]
+
+
+def _ways(config: PrivateConfig, delta: float) -> dict[str, dict[str, Any]]:
+    """Every way of sharing, by the name it has in the table."""
+    ways: dict[str, dict[str, Any]] = {"nothing (P-NMT)": {}, "all records (FedNN)": {"min_sentences": 1}}
+    ways |= {f"records, value in {q} sentences": {"min_sentences": q} for q in config.min_sentences}
+    ways["histogram without noise"] = {"histogram": True}
+    for value in sorted(config.epsilons, reverse=True):
+        made = release.calibrate(
+            epsilon=value,
+            delta=delta,
+            max_buckets=config.max_buckets,
+            unit="sentence",
+            adjacency=config.adjacency,
+        )
+        ways[f"histogram, epsilon {value:g}"] = {"histogram": True, "release": made, "epsilon": value}
+    return ways
+
+
+def _measure(
+    bench: experiment.Bench,
+    config: PrivateConfig,
+    cells: Callable[[], Cells],
+    name: str,
+    settings: dict[str, Any],
+) -> dict[str, Any]:
+    everywhere = [corpora.GENERAL, *bench.domains]
+    if not settings:
+        ways: experiment.Ways = dict.fromkeys(everywhere, (decode.plain(bench.graphdef), bench.params))
+        bleu, chrf, _ = bench.judge(name, ways)
+        return {"bleu": bleu, "chrf": chrf, "count": 0, "bytes_up": 0}
+    bench.prepare()
+    sizes = {d: len(e) for d, e in bench.examples.items()}
+    shares = dealing.deal(
+        bench.config.settings[0], sizes, seed=experiment.trial_seed(bench.config.seed, 0, 0)
+    )
+    parts = [experiment.share_entries(bench, share) for share in shares]
+    clients = [retrieval.Entries(*(np.concatenate(column) for column in zip(*part))) for part in parts]
+    if settings.get("histogram"):
+        shared = _histograms(config, cells(), clients, settings.get("release"))
+    else:
+        shared = _filtered(bench, clients, settings["min_sentences"])
+    stepper = retrieval.stepper(bench.graphdef, bench.retrieval())
+    weights = retrieval.Weights(bench.params, shared.store, jnp.float32(shared.temperature), meta=shared.meta)
+    bleu, chrf, _ = bench.judge(name, dict.fromkeys(everywhere, (stepper, weights)))
+    return {"bleu": bleu, "chrf": chrf, "count": shared.count, "bytes_up": shared.count * shared.record_bytes}
+
+
+def _filtered(bench: experiment.Bench, clients: Sequence[retrieval.Entries], min_sentences: int) -> Shared:
+    parts = []
+    for own in clients:
+        keep = release.frequent(own.values, own.sentences, min_sentences=min_sentences)
+        parts.append(retrieval.Entries(*(column[keep] for column in own)))
+    assert bench.meta is not None
+    count = sum(len(p.values) for p in parts)
+    return Shared(
+        bench.store(parts), bench.meta, bench.temperature, count, experiment.record_bytes(bench.config)
+    )
+
+
+def _prepare(bench: experiment.Bench, config: PrivateConfig) -> Cells:
+    """Cells, and the network that weighs their buckets, from public held-out pairs alone."""
+    vocabulary, root = bench.model.vocabulary, keys.root(bench.config.seed)
+    public = retrieval.all_entries(bench.graphdef, bench.params, vocabulary.examples(bench.read.memory))
+    coarse = jax.jit(pq.fit, static_argnames=("num_subspaces", "num_centroids"))(
+        keys.stream(root, "translation-cells"),
+        jnp.asarray(public.keys),
+        num_subspaces=1,
+        num_centroids=min(config.cells, len(public.keys)),
+    )
+    temperature = _spread(coarse, public.keys)
+    learned = weighted_store(coarse, [_count(config, coarse, public)], temperature)
+    questions = vocabulary.examples(bench.read.questions)
+    positions = meta_k.look(bench.graphdef, bench.params, learned, questions, config=bench.retrieval())
+    meta, _ = meta_k.fit(keys.stream(root, "translation-meta-cells"), positions, temperature=temperature)
+    return Cells(coarse, temperature, meta)
+
+
+def _count(config: PrivateConfig, coarse: pq.Codebook, own: retrieval.Entries) -> release.Histogram:
+    cells = _cells(coarse, own.keys)
+    return release.histogram(
+        cells, own.values, own.sentences, max_buckets=config.max_buckets, unit="sentence"
+    )
+
+
+def _histograms(
+    config: PrivateConfig,
+    cells: Cells,
+    clients: Sequence[retrieval.Entries],
+    made: release.ReleaseConfig | None,
+) -> Shared:
+    counted = [_count(config, cells.coarse, own) for own in clients]
+    released = counted
+    if made is not None:
+        released = [release.release(_noise_key(config, i), h, made) for i, h in enumerate(counted)]
+    # One shape, whatever is dropped: a decoding program takes longer to compile than to run.
+    rows = sum(len(h.counts) for h in counted)
+    store = weighted_store(cells.coarse, released, cells.temperature, rows=rows)
+    total = sum(len(h.counts) for h in released)
+    return Shared(store, cells.meta, cells.temperature, total, BUCKET_BYTES)
+
+
+def _noise_key(config: PrivateConfig, number: int) -> jax.Array:
+    if config.insecure_noise_seed is not None:
+        return jax.random.fold_in(jax.random.key(config.insecure_noise_seed), number)
+    return entropy.key_from_words(entropy.secret_words())
+
+
+def weighted_store(
+    coarse: pq.Codebook, histograms: Sequence[release.Histogram], temperature: float, *, rows: int = 0
+) -> retrieval.Weighted:
+    """A searchable store of buckets, the heaviest first, padded to at least `rows`."""
+    cells = np.concatenate([h.cells for h in histograms])
+    values = np.concatenate([h.values for h in histograms])
+    counts = np.concatenate([h.counts for h in histograms]).astype(np.float64)
+    order = np.argsort(-counts, kind="stable")
+    cells, values, counts = cells[order], values[order], counts[order]
+    rows = max(rows, len(counts), 1)
+    penalties = np.zeros(rows, np.float32)
+    penalties[: len(counts)] = temperature * np.log(counts.max(initial=1) / counts)
+    store = knn.build(pq.decode(coarse, jnp.asarray(cells)), jnp.asarray(values, jnp.int32))
+    padded = knn.pad(store, rows)
+    assert isinstance(padded, knn.Store)
+    return retrieval.Weighted(padded, jnp.asarray(penalties))
+
+
+def _cells(coarse: pq.Codebook, vectors: np.ndarray) -> np.ndarray:
+    parts = [np.asarray(_encode(coarse, vectors[i : i + 65_536])) for i in range(0, len(vectors), 65_536)]
+    return np.concatenate(parts) if parts else np.zeros((0, 1), np.uint8)
+
+
+_encode = jax.jit(lambda coarse, vectors: pq.encode(coarse, jnp.asarray(vectors)))
+
+
+def _spread(coarse: pq.Codebook, vectors: np.ndarray) -> float:
+    """A kernel's temperature for centroids: how much farther the second nearest is than the nearest, on average."""
+    sample = jnp.asarray(vectors[:: max(1, len(vectors) // 2000)])
+    near = np.sort(np.asarray(pq.tables(coarse, sample))[:, 0], -1)
+    gap = float(np.mean(near[:, 1] - near[:, 0])) if near.shape[1] > 1 else 1.0
+    return max(gap, 1e-6)
+
+
+def _mean(row: dict[str, Any], domains: Sequence[str]) -> float:
+    return float(np.mean([row["bleu"][d] for d in domains]))
+
+
+def _table(rows, ways, delta: float, domains: Sequence[str]) -> str:
+    names = [corpora.GENERAL, *domains]
+    head = ["shared", "epsilon", "records", *names, "clients' mean"]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for row in rows:
+        epsilon = "none" if row["epsilon"] is None else f"{row['epsilon']:g}"
+        scores = [f"{row['bleu'][n]:.2f}" for n in names]
+        cells = [row["way"], epsilon, f"{row['count']:,}", *scores, f"{_mean(row, domains):.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    said = [release.statement(s["release"], delta=delta) for s in ways.values() if "release" in s]
+    notes = [f"- {s.sentence} ({s.data['notes'][0]})" for s in said]
+    return "\n".join([*lines, "", *notes, f"- {release.no_statement().sentence}"]) + "\n"
+
+
+def _picture(rows, domains: Sequence[str], path: pathlib.Path) -> None:
+    made, (axis,) = plots.figure()
+    noisy = sorted((r for r in rows if r["epsilon"] is not None), key=lambda r: r["epsilon"])
+    x = [r["epsilon"] for r in noisy]
+    series = {d: (x, [r["bleu"][d] for r in noisy]) for d in domains} if noisy else {}
+    plots.curves(
+        axis,
+        series,
+        xlabel="epsilon of a sentence pair",
+        ylabel="BLEU",
+        lines={f"mean, {r['way']}": _mean(r, domains) for r in rows if r["epsilon"] is None},
+        title="Translation with noisy histograms of private text",
+        log_x=bool(noisy),
+    )
+    plots.save(made, path)
