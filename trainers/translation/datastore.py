@@ -57,14 +57,22 @@ class Facts:
     """Whether each record carries a weight (a noisy count) beside key and value."""
 
     def __post_init__(self):
+        numbers = {"dim": self.dim, "width": self.width, "vocabulary_size": self.vocabulary_size}
+        for name, value in numbers.items():
+            if type(value) is not int or not 1 <= value < 2**31:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        texts = {"model": self.model, "codebook": self.codebook, "key": self.key, "dtype": self.dtype}
+        for name, text in texts.items():
+            if not isinstance(text, str):
+                raise ValueError(f"{name} must be text, got {text!r}")
+        if not isinstance(self.weighted, bool):
+            raise ValueError(f"weighted must be true or false, got {self.weighted!r}")
         if self.coding not in ("none", "pq", "pca"):
             raise ValueError(f"coding must be none, pq or pca, got {self.coding!r}")
         if self.dtype not in ("float32", "float16", "uint8") or (self.coding == "pq") != (
             self.dtype == "uint8"
         ):
             raise ValueError(f"a store of coding {self.coding!r} cannot hold {self.dtype!r} keys")
-        if min(self.dim, self.width, self.vocabulary_size) < 1:
-            raise ValueError("dim, width and vocabulary_size must be at least 1")
         if bool(self.codebook) != (self.coding != "none"):
             raise ValueError("codebook must be given for pq and pca, and only for them")
 
@@ -123,12 +131,16 @@ def load_codebook(path: files.PathLike) -> pq.Codebook | pq.Projection:
     target = files.existing_file(path, "codebook")
     try:
         with np.load(target, allow_pickle=False) as data:
-            arrays = {name: jnp.asarray(data[name], jnp.float32) for name in data.files}
-    except (OSError, ValueError, KeyError) as error:
+            arrays = {name: np.asarray(data[name], np.float32) for name in data.files}
+    except Exception as error:  # a damaged archive fails in a dozen ways
         raise InputError(f"codebook {target} cannot be read ({error}); write it anew") from error
-    for kind in (pq.Codebook, pq.Projection):
-        if set(arrays) == set(kind._fields) and all(np.isfinite(a).all() for a in arrays.values()):
-            return kind(**arrays)
+    if not all(np.isfinite(a).all() for a in arrays.values()):
+        raise InputError(f"codebook {target} holds numbers that are not finite; write it anew")
+    shapes = {name: a.ndim for name, a in arrays.items()}
+    if shapes == {"centroids": 3}:
+        return pq.Codebook(jnp.asarray(arrays["centroids"]))
+    if shapes == {"mean": 1, "components": 2} and arrays["components"].shape[1:] == arrays["mean"].shape:
+        return pq.Projection(jnp.asarray(arrays["mean"]), jnp.asarray(arrays["components"]))
     raise InputError(f"codebook {target} is neither a product quantizer nor a projection; write it anew")
 
 
@@ -383,7 +395,7 @@ def _read_manifest(target: pathlib.Path) -> tuple[Facts, int]:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({error}); copy or build the memory anew") from error
-    if not isinstance(count, int) or count < 0:
+    if type(count) is not int or count < 0:
         raise InputError(f"{path} is damaged (count {count!r}); copy or build the memory anew")
     return facts, count
 

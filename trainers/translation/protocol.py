@@ -142,7 +142,7 @@ def read_round(path: files.PathLike) -> Round:
             quota=int(data["quota"]),
             signature=bytes.fromhex(data["signature"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"round file {path} is damaged ({error}); ask its maker for it again") from error
     maker = found.member(found.maker)
     if maker is None or not crypto.verifies(maker, found.signature, found.body()):
@@ -282,8 +282,8 @@ def open_shuffled(
         raise InputError(f"{target} exists; choose another folder for the joint memory")
     try:
         header, sealed = layout.read(path, layout.SHUFFLED, whole=False)
-        if header["round"] != round.id:
-            raise layout.Refused("another round", f"it is of round {header['round']}, not {round.id}")
+        if header.get("round") != round.id:
+            raise layout.Refused("another round", f"it is of round {header.get('round')}, not {round.id}")
         if sealed.shape[1] != layout.record_bytes(round.facts) + crypto.OVERHEAD:
             raise layout.Refused("another layout", f"its records have {sealed.shape[1]} bytes")
     except layout.Refused as reason:

@@ -394,3 +394,73 @@ def test_float_and_weighted_records_survive(tmp_path):
         assert (got[2] == weights).all() if weighted else got[2] is None
         bad = layout.pack(what, np.where(np.eye(5, 8), np.nan, keys).astype(dtype), values, weights)
         assert not layout.unpack(what, bad)[3].any()
+
+
+def mutated(rng, data):
+    """Some bytes changed, cut off or put in."""
+    data = bytearray(data)
+    for _ in range(rng.choice([1, 1, 2, 8])):
+        kind, place = rng.random(), int(rng.integers(len(data)))
+        if kind < 0.6:
+            data[place] = int(rng.integers(256))
+        elif kind < 0.8:
+            del data[max(place, 1) :]
+        else:
+            data[place:place] = rng.bytes(int(rng.choice([1, 4, 50])))
+    return bytes(data)
+
+
+def test_damaged_files_end_in_one_line_and_changed_uploads_never_pass(setting):
+    """Whatever bytes arrive: a named refusal or InputError, no other exception."""
+    setting.shuffle()
+    folder, rng, said = setting.folder, np.random.default_rng(0), []
+    given = {
+        name: (folder / name).read_bytes()
+        for name in ("upload0", "shuffled", "round.json", "store0/manifest.json")
+    }
+    for number in range(150):
+        for name, data in given.items():
+            (folder / "damaged").write_bytes(mutated(rng, data))
+            changed = (folder / "damaged").read_bytes() != data
+            try:
+                if name == "upload0":
+                    report = setting.shuffle([folder / "damaged", setting.uploads[1]], name="out")
+                    assert bool(report.refused) == changed
+                elif name == "shuffled":
+                    setting.open("damaged", into=f"joint{number}")
+                elif name == "round.json":
+                    assert protocol.read_round(folder / "damaged") == setting.round
+                else:
+                    (folder / "store0" / "manifest.json").write_bytes((folder / "damaged").read_bytes())
+                    datastore.open_store(folder / "store0", facts=facts())
+            except InputError as error:
+                said.append(str(error))
+    assert len(said) > 100
+    assert not any("\n" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"count": True},
+        {"count": 1e400},
+        {"dim": "8"},
+        {"width": None},
+        {"model": 3},
+        {"weighted": "no"},
+        {"extra": 1},
+    ],
+)
+def test_manifests_of_wrong_types_are_damaged(setting, change):
+    path = setting.folder / "store0" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(InputError, match="is damaged"):
+        datastore.open_store(setting.folder / "store0")
+
+
+def test_a_shuffled_file_without_its_round_is_refused(setting):
+    setting.shuffle()
+    _, sealed = layout.read(setting.folder / "shuffled", layout.SHUFFLED)
+    layout.write(setting.folder / "bare", layout.SHUFFLED, {}, np.asarray(sealed))
+    with pytest.raises(InputError, match="another round"):
+        setting.open("bare")
