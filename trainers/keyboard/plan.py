@@ -223,14 +223,17 @@ def _strategy(config: Config, b: int, k: int) -> strategies.BLT | strategies.Toe
     if config.mechanism not in ("blt", "banded"):
         return None
     segment = int(max(np.diff([0, *config.restarts, config.rounds])))
-    limits = {
-        "num_rounds": segment,
-        "min_separation": min(b, segment),
-        "max_participations": min(k, participation.most_participations(segment, b)),
-    }
+    separation, count = min(b, segment), min(k, participation.most_participations(segment, b))
     if config.mechanism == "blt":
-        return optimized.blt(**limits, buffers=config.buffers)
-    return optimized.banded(**limits, bands=min(config.bands, limits["min_separation"]))
+        return optimized.blt(
+            num_rounds=segment, min_separation=separation, max_participations=count, buffers=config.buffers
+        )
+    return optimized.banded(
+        num_rounds=segment,
+        min_separation=separation,
+        max_participations=count,
+        bands=min(config.bands, separation),
+    )
 
 
 def _coefficients(strategy: strategies.BLT | strategies.Toeplitz | None) -> dict[str, Any] | None:

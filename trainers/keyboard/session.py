@@ -5,6 +5,7 @@ import dataclasses
 import json
 import pathlib
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -159,9 +160,10 @@ def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
 
 
 def _saved_config(folder: pathlib.Path) -> Config:
-    saved = run_dir.read_config(folder)
+    saved: dict[str, Any] = run_dir.read_config(folder)
     try:
-        return Config(**(saved | {"restarts": tuple(saved["restarts"])}))
+        saved["restarts"] = tuple(saved["restarts"])
+        return Config(**saved)
     except (TypeError, KeyError) as error:
         raise InputError(
             f"{folder / 'config.json'} is not that of a keyboard run ({error}); use the jaxpriv that wrote it"
@@ -232,6 +234,6 @@ def _perplexity(value: float) -> str:
     return f"{value:.1f}" if value < 1e6 else f"{value:.3g}"
 
 
-def _deployment(statement: dict[str, Any]) -> list[str]:
+def _deployment(statement: Mapping[str, Any]) -> list[str]:
     section = statement.get("deployment")
     return [] if not section else ["At deployment scale (a projection, not this run): " + section["sentence"]]

@@ -18,7 +18,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -120,7 +120,8 @@ def codebook_digest(codebook: pq.Codebook | pq.Projection | None) -> str:
 def save_codebook(path: files.PathLike, codebook: pq.Codebook | pq.Projection) -> str:
     """Writes a K-encryption model (public: fitted on public keys only) and returns its digest."""
     buffer = io.BytesIO()
-    np.savez(buffer, **{name: np.asarray(leaf, "<f4") for name, leaf in codebook._asdict().items()})
+    arrays: dict[str, Any] = {name: np.asarray(leaf, "<f4") for name, leaf in codebook._asdict().items()}
+    np.savez(buffer, **arrays)
     with files.atomic_write(path, "wb") as file:
         file.write(buffer.getvalue())
     return codebook_digest(codebook)
