@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +11,9 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from trainers.common import files, parallel_text, progress
+from accounting import PrivacyStatement
+from jaxpriv import pq
+from trainers.common import entropy, files, parallel_text, progress
 from trainers.common.errors import InputError
 from trainers.translation import (
     corpora,
@@ -21,12 +24,14 @@ from trainers.translation import (
     facts,
     meta_k,
     protocol,
+    release,
     report,
     retrieval,
     session,
 )
+from trainers.translation import model as models
 from trainers.translation.leakage import AttackConfig, run_attack
-from trainers.translation.private_memory import PrivateConfig, run_release
+from trainers.translation.private_memory import PrivateConfig, run_release, weighted_store
 
 __all__ = ["run_attack", "run_release"]
 Result = tuple[dict[str, Any], str]
@@ -127,7 +132,12 @@ def _way(config: TranslateConfig, model: data.Model) -> tuple[decode.Stepper, An
         k = meta.hidden_weights.shape[0] // 2
     else:
         weight = jnp.float32(config.weight)
-    if config.shadow and opened.count > config.shadow:
+    if opened.weights is not None:
+        if not isinstance(opened.codebook, pq.Codebook):
+            raise InputError(f"{config.store} has weights but no cells; write it with store --epsilon")
+        shown = release.Histogram(opened.keys, opened.values, opened.weights)
+        store = weighted_store(opened.codebook, [shown], heat)
+    elif config.shadow and opened.count > config.shadow:
         store = retrieval.with_shadow(store, components=config.shadow)
     how = retrieval.Retrieval(k=k, mixing=config.mixing, gate=config.gate, candidates=max(64, k))
     weights = retrieval.Weights(model.params, store, jnp.float32(heat), meta=meta, weight=weight)
@@ -155,6 +165,8 @@ class KeygenConfig:
     """Folder of the public model that all members use."""
     codebook: str | None = None
     """The server's codebook (public/codebook.npz of a run); none sends keys as they are."""
+    weighted: bool = False
+    """Records are buckets with noisy counts (`store --epsilon`)."""
     quota: int = 2_000_000
     """Records a member may send at most."""
     json: bool = False
@@ -179,7 +191,7 @@ def run_keygen(config: KeygenConfig) -> Result:
     model = data.load(config.model)
     codebook = None if config.codebook is None else datastore.load_codebook(config.codebook)
     members = [crypto.load_public(path) for path in config.members]
-    form = facts.facts_of(model, codebook)
+    form = facts.facts_of(model, codebook, weighted=config.weighted)
     secret = crypto.load_secret(config.secret)
     made = protocol.make_round(config.round, secret, members, form, quota=config.quota)
     result = {"round": made.id, "members": [m.name for m in members], "file": config.round}
@@ -202,6 +214,19 @@ class StoreConfig:
     """Field (or language) of the target side."""
     out: str = ""
     """Folder for the memory."""
+    min_sentences: int = 1
+    """Keep only records whose value occurs in so many of these sentences; a habit, no guarantee."""
+    opt_out: str | None = None
+    """File of source sentences, one a line, whose pairs stay out of the memory and of that count."""
+    epsilon: float | None = None
+    """Instead of records: a noisy histogram with this epsilon for every sentence pair. Needs --delta, --adjacency
+    and a --codebook of cells (public/cells.npz, which `release` writes)."""
+    delta: float | None = None
+    """With --epsilon: well below one in the number of pairs."""
+    adjacency: Literal["", "add-remove", "replace-one"] = ""
+    """With --epsilon: a pair more or less, or one exchanged."""
+    max_buckets: int = 16
+    """With --epsilon: (cell, value) buckets that a pair fills at most."""
     json: bool = False
     """Print one JSON object as the last line."""
 
@@ -209,31 +234,90 @@ class StoreConfig:
 def run_store(config: StoreConfig) -> Result:
     if not config.data or not config.out:
         raise InputError("--data FILE and --out FOLDER are needed")
+    if config.min_sentences < 1:
+        raise InputError(f"--min-sentences must be at least 1, got {config.min_sentences}")
     model = data.load(config.model)
     codebook = None if config.codebook is None else datastore.load_codebook(config.codebook)
     path, subs = corpora.parse_source(config.data)
     splits, notes = parallel_text.read_pair_splits(
         path, source_field=config.source_field, target_field=config.target_field, sub=subs
     )
-    count = write_store(config.out, model, codebook, model.vocabulary.examples(splits.train))
-    result = {"pairs": len(splits.train), "records": count, "folder": config.out, "guarantee": NOTHING}
-    said = "".join(f"note: {line}\n" for line in notes)
-    return result, f"{said}{count} records of {len(splits.train)} pairs in {config.out}. {NOTHING}"
+    out = set() if config.opt_out is None else {x.strip() for x in parallel_text.read_lines(config.opt_out)}
+    pairs = [p for p in splits.train if p.source.strip() not in out]
+    examples = model.vocabulary.examples(pairs)
+    if config.epsilon is None:
+        said = NOTHING
+        count = write_store(config.out, model, codebook, examples, min_sentences=config.min_sentences)
+    else:
+        count, statement = write_histogram(config, config.epsilon, model, codebook, examples)
+        said = statement.sentence
+    result = {"pairs": len(pairs), "records": count, "folder": config.out, "guarantee": said}
+    result["left_out"] = len(splits.train) - len(pairs)
+    noted = "".join(f"note: {line}\n" for line in notes)
+    left = f", {result['left_out']} pairs left out" if out else ""
+    return result, f"{noted}{count} records of {len(pairs)} pairs in {config.out}{left}. {said}"
 
 
-def write_store(folder: files.PathLike, model: data.Model, codebook, examples) -> int:
-    """Writes the memory of these pairs and returns its number of records; a folder half-written is
-    removed.
+def write_histogram(
+    config: StoreConfig, epsilon: float, model, codebook, examples
+) -> tuple[int, PrivacyStatement]:
+    """Writes the noisy histogram of these pairs as a weighted memory; returns its buckets and its guarantee."""
+    if config.delta is None or not 0 < config.delta < 1:
+        raise InputError(
+            "--delta is needed with --epsilon, between 0 and 1: well below one in the number of pairs"
+        )
+    if not config.adjacency:
+        raise InputError("--adjacency is needed with --epsilon: add-remove or replace-one")
+    if not 0 < epsilon < float("inf"):
+        raise InputError(f"--epsilon must be positive, got {epsilon}")
+    if config.max_buckets < 1:
+        raise InputError(f"--max-buckets must be at least 1, got {config.max_buckets}")
+    if not isinstance(codebook, pq.Codebook):
+        raise InputError("--epsilon needs a --codebook of cells: public/cells.npz, which `release` writes")
+    settings = release.calibrate(
+        epsilon=epsilon,
+        delta=config.delta,
+        max_buckets=config.max_buckets,
+        unit="sentence",
+        adjacency=config.adjacency,
+    )
+    form = facts.facts_of(model, codebook, weighted=True)
+    found = retrieval.all_entries(model.graphdef, model.params, examples)
+    cells = datastore.encode(form, codebook, found.keys)
+    counted = release.histogram(
+        cells, found.values, found.sentences, max_buckets=config.max_buckets, unit="sentence"
+    )
+    shown = release.release(entropy.key_from_words(entropy.secret_words()), counted, settings)
+    statement = release.statement(settings, delta=config.delta)
+    target = datastore.create(config.out, form, codebook)
+    datastore.append(target, form, keys=shown.cells, values=shown.values, weights=shown.counts)
+    with files.atomic_write(target / "privacy.json") as file:
+        file.write(statement.json())
+    return len(shown.counts), statement
+
+
+def write_store(
+    folder: files.PathLike, model: data.Model, codebook, examples, *, min_sentences: int = 1
+) -> int:
+    """Writes the memory of these pairs and returns its number of records; values in fewer than `min_sentences` of
+    them stay out.
     """
     target = pathlib.Path(folder)
     form = facts.facts_of(model, codebook)
+    values = [np.unique([*e.target, models.END]) for e in examples]
+    counts = np.bincount(np.concatenate([*values, np.zeros(0, int)]), minlength=form.vocabulary_size)
     datastore.create(target, form, codebook)
     count = 0
-    with progress.bar(total=len(examples), what="memory", unit="pair") as bar:
-        for part in retrieval.entries(model.graphdef, model.params, examples):
-            coded = datastore.encode(form, codebook, part.keys)
-            count = datastore.append(target, form, keys=coded, values=part.values)
-            bar.update(len(np.unique(part.sentences)))
+    try:
+        with progress.bar(total=len(examples), what="memory", unit="pair") as bar:
+            for part in retrieval.entries(model.graphdef, model.params, examples):
+                keep = counts[part.values] >= min_sentences
+                coded = datastore.encode(form, codebook, part.keys[keep])
+                count = datastore.append(target, form, keys=coded, values=part.values[keep])
+                bar.update(len(np.unique(part.sentences)))
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)  # a part of a memory would look like a whole one
+        raise
     return count
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import repeat
@@ -72,8 +73,11 @@ class Secret:
 
 def generate(name: str) -> Secret:
     """Makes a member's keys from the operating system's randomness."""
-    if not name or len(name) > 100 or not name.isprintable() or name != name.strip():
-        raise InputError(f"a member's name must be 1 to 100 printable characters, got {name!r}")
+    if not re.fullmatch(r"\w[\w .-]{0,98}[\w.-]|\w", name):
+        raise InputError(
+            "a member's name must be 1 to 100 letters, digits, spaces, - _ or . and begin with a letter, "
+            f"got {name!r}"
+        )
     return Secret(
         name=name,
         wrap_key=X25519PrivateKey.generate().private_bytes_raw(),

@@ -7,8 +7,10 @@ from trainers.common.errors import InputError
 from trainers.translation import data, datastore
 
 
-def facts_of(model: data.Model, codebook: pq.Codebook | pq.Projection | None) -> datastore.Facts:
-    """What a memory of this model and codebook must say of itself."""
+def facts_of(
+    model: data.Model, codebook: pq.Codebook | pq.Projection | None, *, weighted: bool = False
+) -> datastore.Facts:
+    """What a memory of this model and codebook (of buckets with counts, if `weighted`) must say of itself."""
     dim = model.config.dim
     if codebook is None:
         coding, width, dtype, own = "none", dim, "float32", dim
@@ -28,4 +30,5 @@ def facts_of(model: data.Model, codebook: pq.Codebook | pq.Projection | None) ->
         codebook=datastore.codebook_digest(codebook),
         key=model.config.key,
         vocabulary_size=model.config.vocabulary_size,
+        weighted=weighted,
     )

@@ -25,6 +25,7 @@ from trainers.common import entropy, files, metrics, plots
 from trainers.common.errors import InputError
 from trainers.translation import (
     corpora,
+    datastore,
     dealing,
     decode,
     experiment,
@@ -231,6 +232,9 @@ def _prepare(bench: experiment.Bench, config: PrivateConfig) -> Cells:
     questions = vocabulary.examples(bench.read.questions)
     positions = meta_k.look(bench.graphdef, bench.params, learned, questions, config=bench.retrieval())
     meta, _ = meta_k.fit(keys.stream(root, "translation-meta-cells"), positions, temperature=temperature)
+    # What `store --epsilon` and `translate` take.
+    datastore.save_codebook(bench.run_dir / "public" / "cells.npz", coarse)
+    meta_k.save(bench.run_dir / "public" / "cells_meta_k.npz", meta, temperature)
     return Cells(coarse, temperature, meta)
 
 

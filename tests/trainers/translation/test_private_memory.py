@@ -57,20 +57,21 @@ def finished(tmp_path_factory):
     return folder / "run"
 
 
+RELEASE = "--delta 1e-4 --adjacency add-remove --cells 4 --max-buckets 4 --min-sentences 20 --epsilons 2 50"
+
+
+@pytest.fixture(scope="module")
+def measured(finished):
+    """The run after a first `release`, which also fits the cells."""
+    argv = ["release", "--run-dir", str(finished), *RELEASE.split(), "--insecure-noise-seed", "3"]
+    assert main(["translation", *argv]) == 0
+    return finished, argv
+
+
 @pytest.mark.slow
-def test_release_measures_every_way_and_continues(finished, capsys):
-    argv = ["release", "--run-dir", finished, "--delta", "1e-4", "--adjacency", "add-remove", "--cells", "4"]
-    argv += [
-        "--max-buckets",
-        "4",
-        "--min-sentences",
-        "20",
-        "--epsilons",
-        "2",
-        "50",
-        "--insecure-noise-seed",
-        "3",
-    ]
+def test_release_measures_every_way_and_continues(measured, capsys):
+    finished, argv = measured
+    before = (finished / "release.jsonl").read_text()
     status, result = run(capsys, *argv)
     assert status == 0
     ways = list(result["bleu"])
@@ -90,9 +91,84 @@ def test_release_measures_every_way_and_continues(finished, capsys):
     assert (finished / "release.png").stat().st_size > 1000
     text = (finished / "release.md").read_text()
     assert "epsilon: none" in text
-    before = (finished / "release.jsonl").read_text()
-    assert run(capsys, *argv) == (0, result)
-    assert (finished / "release.jsonl").read_text() == before
+    assert (finished / "release.jsonl").read_text() == before  # the second call measured nothing anew
+
+
+@pytest.mark.slow
+def test_a_noisy_histogram_is_shared_like_a_memory(measured, capsys, tmp_path):
+    """store --epsilon, a weighted round, share, shuffle, open, translate: through the same files."""
+    public, folder = measured[0] / "public", measured[0].parent
+    cells, model = ["--codebook", public / "cells.npz"], ["--model", public]
+    for name in ("it", "law"):
+        run(capsys, "keygen", "--name", name, "--out", tmp_path)
+        status, made = run(
+            capsys, "store", *model, *cells, "--data", folder / f"{name}.train.jsonl", "--out", tmp_path / name,
+            "--epsilon", "30", "--delta", "1e-3", "--adjacency", "add-remove", "--max-buckets", "4",
+        )  # fmt: skip
+        assert status == 0
+        assert made["records"] > 0
+        assert "differential privacy" in made["guarantee"]
+        assert json.loads((tmp_path / name / "privacy.json").read_text())["delta"] == 1e-3
+    people = ["--members", tmp_path / "it.public.json", tmp_path / "law.public.json"]
+    place, secret = ["--round", tmp_path / "round.json"], ["--secret", tmp_path / "law.secret.json"]
+    assert run(capsys, "keygen", *place, *secret, *people, *model, *cells, "--weighted")[0] == 0
+    for name in ("it", "law"):
+        own = ["--secret", tmp_path / f"{name}.secret.json", "--store", tmp_path / name]
+        assert run(capsys, "share", *place, *own, *people, "--out", tmp_path / f"{name}.up")[0] == 0
+    both = ["--uploads", tmp_path / "it.up", tmp_path / "law.up"]
+    assert run(capsys, "shuffle", *place, *both, "--out", tmp_path / "all")[0] == 0
+    joint = ["--shuffled", tmp_path / "all", "--out", tmp_path / "joint"]
+    assert run(capsys, "open", *place, *secret, *people, *cells, *joint)[0] == 0
+    (tmp_path / "text").write_text("house garden\n\n", encoding="utf-8")
+    asked = [
+        "--input",
+        tmp_path / "text",
+        "--store",
+        tmp_path / "joint",
+        "--meta",
+        public / "cells_meta_k.npz",
+    ]
+    status, said = run(capsys, "translate", *model, *asked)
+    assert status == 0
+    assert len(said["translations"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--epsilon", "1"], "--delta is needed"),
+        (["--epsilon", "1", "--delta", "1e-4"], "--adjacency is needed"),
+        (["--epsilon", "-1", "--delta", "1e-4", "--adjacency", "add-remove"], "--epsilon must be positive"),
+        (["--epsilon", "1", "--delta", "1e-4", "--adjacency", "add-remove"], "--codebook of cells"),
+        (["--min-sentences", "0"], "--min-sentences must be at least 1"),
+    ],
+)
+def test_a_store_that_cannot_be_is_refused_before_anything_is_written(
+    finished, capsys, tmp_path, options, message
+):
+    data = finished.parent / "it.train.jsonl"
+    out = tmp_path / "out"
+    status, err = run(capsys, "store", "--model", finished / "public", "--data", data, "--out", out, *options)
+    assert status == 2
+    assert message in err
+    assert not out.exists()
+
+
+def test_opted_out_pairs_and_rare_values_stay_out(finished, capsys, tmp_path):
+    data = finished.parent / "it.train.jsonl"
+    first = json.loads(data.read_text().splitlines()[0])["en"]
+    (tmp_path / "no").write_text(f" {first} \nnot in the text\n", encoding="utf-8")
+    store = ["store", "--model", finished / "public", "--data", data]
+    _, everything = run(capsys, *store, "--out", tmp_path / "all")
+    _, some = run(capsys, *store, "--out", tmp_path / "some", "--opt-out", tmp_path / "no")
+    assert some["left_out"] >= 1
+    assert some["pairs"] == everything["pairs"] - some["left_out"]
+    assert some["records"] < everything["records"]
+    _, frequent = run(capsys, *store, "--out", tmp_path / "frequent", "--min-sentences", "20")
+    kept = np.fromfile(tmp_path / "frequent" / "values.bin", "<i4")
+    whole = np.fromfile(tmp_path / "all" / "values.bin", "<i4")
+    assert 0 < frequent["records"] == len(kept) < len(whole)
+    assert 2 in kept  # the end mark is in every sentence
 
 
 @pytest.mark.parametrize(
