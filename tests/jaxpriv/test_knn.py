@@ -265,6 +265,32 @@ def test_padded_client_stores_under_vmap_equal_a_loop():
         np.testing.assert_allclose(together.distances[c], alone.distances, rtol=1e-5)
 
 
+def test_padded_coded_stores_under_vmap_equal_a_loop():
+    rng = np.random.default_rng(1)
+    codebook = pq.Codebook(jnp.asarray(rng.standard_normal((2, 16, 2)), jnp.float32))
+    codes, values = (
+        jnp.asarray(rng.integers(0, 16, (3, 30, 2)), jnp.uint8),
+        jnp.asarray(rng.integers(0, 9, (3, 30))),
+    )
+    sizes = (30, 0, 7)
+    mask = jnp.arange(30)[None] < jnp.asarray(sizes)[:, None]
+    queries = jnp.asarray(rng.standard_normal((2, 4)), jnp.float32)
+    together = jax.jit(
+        jax.vmap(lambda c, v, m: knn.search(knn.build_coded(codebook, c, v, mask=m), queries, k=5))
+    )(codes, values, mask)
+    for client, size in enumerate(sizes):
+        alone = search(knn.build_coded(codebook, codes[client, :size], values[client, :size]), queries, k=5)
+        assert together.ids[client].tolist() == alone.ids.tolist()
+        np.testing.assert_allclose(together.distances[client], alone.distances, rtol=1e-5, atol=1e-6)
+
+
+def test_a_query_that_is_no_number_finds_nothing():
+    keys, values = random_store(0, 40, 3)
+    found = search(build(keys, values), jnp.asarray([[jnp.nan] * 3, [0.0] * 3]), k=2)
+    assert found.ids[0].tolist() == [-1, -1]
+    assert (found.ids[1] >= 0).all()
+
+
 def coded(keys, values):
     codebook = pq.fit(jax.random.key(0), keys, num_subspaces=4, num_centroids=16, num_iterations=5)
     return knn.build_coded(codebook, pq.encode(codebook, keys), values), codebook
