@@ -137,6 +137,11 @@ def _claimed(
 ) -> tuple[record.RunRecord, list[str]]:
     """The facts with the limits that may be stated, or a refusal."""
     notes = list(facts.notes)
+    if log.num_rounds < facts.num_rounds:
+        notes.append(
+            f"the log holds {log.num_rounds} of {facts.num_rounds} planned rounds; only these are stated, and a log "
+            "that lost rounds states too little"
+        )
     if facts.mechanism == "none":
         return facts, notes
     broken = record.violation(facts, log)

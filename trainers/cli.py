@@ -50,7 +50,10 @@ def main(argv: list[str] | None = None) -> int:
         # ValueError is what the libraries raise for settings they refuse; JAXPRIV_TRACEBACK=1 shows where.
         if os.environ.get("JAXPRIV_TRACEBACK"):
             raise
-        print(f"jaxpriv {argv[0]}: {' '.join(str(error).split())}", file=sys.stderr)
+        text = " ".join(str(error).split())
+        print(
+            text if text.startswith(f"jaxpriv {argv[0]}") else f"jaxpriv {argv[0]}: {text}", file=sys.stderr
+        )
         return 2
     except KeyboardInterrupt:
         print(f"jaxpriv {argv[0]}: interrupted", file=sys.stderr)

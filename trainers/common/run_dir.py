@@ -64,7 +64,7 @@ def require_same(saved: Mapping[str, Any], now: Mapping[str, Any], *, where: obj
     for name in sorted(saved.keys() | now.keys()):
         if saved.get(name) != now.get(name):
             raise InputError(
-                f"{where} began with another {what}: {name} was {_short(saved.get(name))}, now it is "
+                f"{where} began with other {what}: {name} was {_short(saved.get(name))}, now it is "
                 f"{_short(now.get(name))}; resume with the first value, or start a new run"
             )
 

@@ -22,57 +22,23 @@ def main(argv: list[str]) -> int:
     name, rest = argv[0], argv[1:]
     if name not in COMMANDS:
         raise InputError(f"unknown command {name!r}; choose one of {', '.join(COMMANDS)}")
-    return {"train": _train, "evaluate": _evaluate, "compare": _compare}[name](rest)
+    from trainers.keyboard import config as settings
 
-
-def _train(argv: list[str]) -> int:
-    from trainers.keyboard.config import PRESETS, Config
-
+    presets = {
+        "train": settings.PRESETS,
+        "evaluate": {"default": settings.EvaluateConfig()},
+        "compare": {"default": settings.CompareConfig()},
+    }[name]
+    kind = type(next(iter(presets.values())))
     config = command.parse(
-        Config, argv, prog="jaxpriv keyboard train", presets=PRESETS, description=Config.__doc__ or ""
+        kind, rest, prog=f"jaxpriv keyboard {name}", presets=presets, description=kind.__doc__ or ""
     )
-    prepare_devices(config.devices)
+    prepare_devices(getattr(config, "devices", None))
     from trainers.keyboard import session
 
-    result, text = session.train(config)
-    command.finish(result, as_json=config.json, text=text)
-    return 0
-
-
-def _evaluate(argv: list[str]) -> int:
-    from trainers.keyboard.config import EvaluateConfig
-
-    config = command.parse(
-        EvaluateConfig,
-        argv,
-        prog="jaxpriv keyboard evaluate",
-        presets={"default": EvaluateConfig()},
-        description=EvaluateConfig.__doc__ or "",
-    )
-    prepare_devices(1)
-    from trainers.keyboard import session
-
-    result, text = session.evaluate_run(config)
-    command.finish(result, as_json=config.json, text=text)
-    return 0
-
-
-def _compare(argv: list[str]) -> int:
-    from trainers.keyboard.config import CompareConfig
-
-    config = command.parse(
-        CompareConfig,
-        argv,
-        prog="jaxpriv keyboard compare",
-        presets={"default": CompareConfig()},
-        description=CompareConfig.__doc__ or "",
-    )
-    if not config.runs:
-        raise InputError("--runs needs at least one run folder")
-    from trainers.keyboard import session
-
-    result, text = session.compare(config)
-    command.finish(result, as_json=config.json, text=text)
+    run = {"train": session.train, "evaluate": session.evaluate_run, "compare": session.compare}[name]
+    result, text = run(config)
+    command.finish(result, as_json=config.json, text=text)  # pyright: ignore[reportAttributeAccessIssue]
     return 0
 
 

@@ -13,6 +13,10 @@ class Config:
     installed Python packages, one client per module)."""
     public: str
     """Public text for the vocabulary (and the public n-gram): a file, `docstrings`, or `none`."""
+    client_field: str
+    """Column or field of the data that holds the client's id."""
+    text_field: str
+    """Column or field of the data, and of the public text, that holds the text."""
     skip_bad: bool
     """Leave records that cannot be read out, and count them, instead of stopping at the first."""
     vocabulary: str
@@ -142,6 +146,8 @@ class CompareConfig:
 DEMO = Config(
     data="docstrings",
     public="docstrings",
+    client_field="client_id",
+    text_field="text",
     skip_bad=False,
     vocabulary="public",
     vocabulary_size=2000,

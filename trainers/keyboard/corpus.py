@@ -60,13 +60,11 @@ def load(config: Config) -> Corpus:
     if config.data == EMBEDDED:
         splits = embedded.clients
     else:
-        splits = readers.read_splits(
-            config.data, max_examples_per_client=config.max_examples, skip_bad=config.skip_bad
-        )
+        splits = _splits(config.data, config)
     if config.public == EMBEDDED:
         public = embedded.public
     elif config.public != "none":
-        public = readers.read_texts(config.public, skip_bad=config.skip_bad)
+        public = readers.read_texts(config.public, text_field=config.text_field, skip_bad=config.skip_bad)
 
     if config.vocabulary != "public":
         vocabulary = Vocabulary.from_tsv(config.vocabulary, config.vocabulary_size)
@@ -112,12 +110,20 @@ def test_examples(source: str, vocabulary: Vocabulary, config: Config) -> Int[np
     Raises:
       InputError: the file cannot be used, or has no test client.
     """
-    splits = readers.read_splits(
-        source, max_examples_per_client=config.max_examples, skip_bad=config.skip_bad
-    )
+    splits = _splits(source, config)
     if not splits.test.num_examples:
         raise InputError(f"{source} has no usable example of a test client; check its split and text columns")
     return vocabulary.encode(splits.test.tokens, config.sequence_length)
+
+
+def _splits(source: str, config: Config) -> readers.Splits:
+    return readers.read_splits(
+        source,
+        text_field=config.text_field,
+        client_field=config.client_field,
+        max_examples_per_client=config.max_examples,
+        skip_bad=config.skip_bad,
+    )
 
 
 def _same_file(a: str, b: str) -> bool:

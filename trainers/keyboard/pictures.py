@@ -43,17 +43,18 @@ def draw(
     own = [r for r in next(iter(lines.values())) if "clip_norm" in r]
     made, (left, right) = plots.figure(2)
     x = [r["round"] + 1 for r in own]
+    adapts = any(r["fraction"] is not None for r in own)
+    norms = {"clip norm in force": (x, [r["clip_norm"] for r in own])}
+    if adapts:
+        norms["quantile estimate"] = (x, [r["estimate"] for r in own])
     plots.curves(
         left,
-        {
-            "clip norm in force": (x, [r["clip_norm"] for r in own]),
-            "quantile estimate": (x, [r["estimate"] for r in own]),
-        },
+        norms,
         xlabel="round",
         ylabel="L2 norm of an update",
     )
     series = {"L2 norm of the noised mean": (x, [r["update_norm"] for r in own])}
-    if any(r["fraction"] is not None for r in own):
+    if adapts:
         series["noised fraction within the estimate"] = (x, [r["fraction"] for r in own])
     plots.curves(right, series, xlabel="round", ylabel="released by round")
     plots.save(made, out / "clipping.png")

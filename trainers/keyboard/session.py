@@ -20,6 +20,9 @@ from trainers.keyboard.config import CompareConfig, Config, EvaluateConfig
 from trainers.keyboard.train import Outcome, Run, model_sizes
 
 NO_NOISE = "no_noise"
+NOT_COVERED = (
+    "on test clients, whose text was never trained on; these scores are not covered by the guarantee"
+)
 
 
 def train(config: Config) -> tuple[dict[str, Any], str]:
@@ -57,15 +60,16 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
         "epsilon": spent["epsilon"],
         "delta": None if spent["rho"] is None else config.delta,
         "seconds": own.seconds,
+        "simulation": config.insecure_noise_seed is not None,
     }
     rows = {_label(config): own.test._asdict()}
     if NO_NOISE in outcomes:
         rows["same model without noise"] = outcomes[NO_NOISE].test._asdict()
-    rows["5-gram of the clients' text"] = baseline
+    rows["5-gram of the clients' text (not private)"] = baseline
     text = "\n".join(
         [
             table(rows),
-            "on test clients, whose text was never trained on; these scores are not covered by the guarantee",
+            NOT_COVERED,
             "",
             statement.sentence,
             *_deployment(statement.data),
@@ -139,6 +143,8 @@ def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
     at = checkpoint.latest(checkpoints)
     if at is None:
         raise InputError(f"{folder} has no whole checkpoint; train it first")
+    if at == 0:
+        raise InputError(f"{folder} was stopped before its first round was saved; go on with train --resume")
     sizes = model_sizes(trained, vocabulary)
     template = model.init_params(sizes, seed=trained.seed)
     params = checkpoint.load(checkpoints, at, template, under=".round.params")
@@ -155,8 +161,10 @@ def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
         "epsilon": spent["epsilon"],
         "delta": spent["delta"],
         "seconds": None,
+        "simulation": trained.insecure_noise_seed is not None,
     }
-    return result, table({_label(trained) + f", round {at}": scores._asdict()})
+    shown = table({f"{_label(trained)}, round {at} of {trained.rounds}": scores._asdict()})
+    return result, f"{shown}\n{NOT_COVERED}"
 
 
 def _saved_config(folder: pathlib.Path) -> Config:
@@ -172,6 +180,8 @@ def _saved_config(folder: pathlib.Path) -> Config:
 
 def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
     """Draws runs beside each other and lists how each ended."""
+    if not config.runs:
+        raise InputError("--runs needs at least one run folder")
     runs, rows, ngrams = {}, [], []
     for name in config.runs:
         folder = run_dir.require(name)

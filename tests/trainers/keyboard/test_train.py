@@ -85,7 +85,9 @@ def test_a_run_leaves_what_it_promises(whole):
         "epsilon",
         "delta",
         "seconds",
+        "simulation",
     ]
+    assert result["simulation"] is True  # the toy's noise comes from a public seed
     assert 0 <= result["top1_words"] <= 100
     assert stat.S_IMODE((folder / "checkpoints").stat().st_mode) == 0o700
     assert "simulation" in text.lower()
@@ -335,7 +337,7 @@ def one_line(capsys) -> str:
     error = capsys.readouterr().err.strip()
     last = error.splitlines()[-1]
     assert "Traceback" not in error
-    assert last.startswith("jaxpriv keyboard: ")
+    assert last.startswith("jaxpriv keyboard")
     return last
 
 
@@ -448,6 +450,19 @@ def test_a_trained_run_is_scored_on_another_population(whole, tmp_path, capsys):
         pytest.approx(result["rho"]),
         pytest.approx(result["epsilon"]),
     )
+
+
+def test_columns_of_other_names_can_be_given(tmp_path, capsys):
+    config = toy.config(tmp_path)
+    renamed = (
+        (tmp_path / "clients.jsonl").read_text().replace('"client_id"', '"user"').replace('"text"', '"said"')
+    )
+    (tmp_path / "other.jsonl").write_text(renamed)
+    other = toy.config(tmp_path, data=str(tmp_path / "other.jsonl"))
+    assert cli.main(["keyboard", *toy.argv(other)]) == 2
+    assert "--client-field" in one_line(capsys)
+    given = toy.config(tmp_path, data=str(tmp_path / "other.jsonl"), client_field="user", text_field="said")
+    assert corpus.load(given).digests == corpus.load(config).digests
 
 
 def test_the_config_of_something_else_is_refused(tmp_path, capsys):
