@@ -284,7 +284,7 @@ def calibrate(options: config.Calibrate) -> Outcome:
     run = accounting.calibrate(_mechanism(options, z), knob=options.knob, delta=options.delta, **target)
     value = run.separation if options.knob == "min_separation" else getattr(run, options.knob)
     goal = f"epsilon {options.epsilon:g}" if options.epsilon is not None else f"rho {options.rho:g}"
-    note = f"calibrated: {options.knob} = {value!r} just meets {goal} at delta = {options.delta:g}"
+    note = f"calibrated: {options.knob} = {value!r} meets {goal} at delta = {options.delta:g}"
     outcome = _guaranteed(run, options, (note,))
     return outcome._replace(
         text=f"{options.knob} = {value!r}\n\n{outcome.text}",

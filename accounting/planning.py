@@ -63,7 +63,12 @@ def calibrate(
         return dataclasses.replace(mechanism, min_separation=value, rounds_between=None)
 
     if knob == "num_rounds":
-        return at(_last(lambda n: meets(at(n)), 0, 1 << 20, "num_rounds"))
+        if not meets(at(1)):
+            raise ValueError(
+                f"no num_rounds reaches the target: one round already costs rho {guarantees.rho(at(1)):.4g}; "
+                "raise noise_multiplier"
+            )
+        return at(_last(lambda n: meets(at(n)), 1, 1 << 20, "num_rounds"))
     longest = max(mechanism.num_rounds, 1)
     if not meets(at(longest)):
         raise ValueError(

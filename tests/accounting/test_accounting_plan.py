@@ -68,7 +68,8 @@ def test_calibration_refuses_what_cannot_be_met():
     # (0, delta) is reached with very much noise
     zero = calibrate(tree(), knob="noise_multiplier", delta=1e-10, epsilon=0.0)
     assert accounting.epsilon(zero, delta=1e-10) == 0
-    assert calibrate(tree(), knob="num_rounds", delta=1e-10, epsilon=1e-9).num_rounds == 0
+    with pytest.raises(ValueError, match="one round already costs"):
+        calibrate(tree(), knob="num_rounds", delta=1e-10, epsilon=1e-9)
 
 
 def test_population_bounds_the_separation():
