@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from jaxpriv import clipping, keys
+from jaxpriv import clipping, keys, quantile
 
 Scalar = float | Float[Array, ""]
 # data of one client, its key -> its update and scalars about it (sums of losses, say)
@@ -162,7 +162,7 @@ def clipped_sum(
         update = jax.tree.map(lambda x: jnp.where(usable, x * weight, 0.0), update)
         bit = jnp.float32(0.0)
         if estimate is not None:
-            bit = jnp.where(present, jnp.where(usable & (clip.norm <= estimate), 0.5, -0.5), 0.0)
+            bit = quantile.bits(jnp.where(usable, clip.norm, jnp.inf), present, estimate)
         info = CohortInfo(
             num_present=present.astype(jnp.int32),
             num_empty=(present & empty).astype(jnp.int32),

@@ -35,14 +35,12 @@ def init(clip: Scalar) -> QuantileState:
     return QuantileState(jnp.asarray(clip, jnp.float32), jnp.int32(0))
 
 
-def bits(
-    norms: Float[Array, " clients"], present: Bool[Array, " clients"], state: QuantileState
-) -> Float[Array, " clients"]:
+def bits(norms: Float[Array, "..."], present: Bool[Array, "..."], estimate: Scalar) -> Float[Array, "..."]:
     """Each client's centred bit, `1[norm <= estimate] - 1/2`; 0 for absent clients.
 
-    A NaN norm (an update that was zeroed) counts as above the estimate.
+    A norm that is infinite or NaN (of an update that was zeroed) counts as above the estimate.
     """
-    return jnp.where(present, jnp.where(norms <= state.clip, 0.5, -0.5), 0.0)
+    return jnp.where(present, jnp.where(norms <= estimate, 0.5, -0.5), 0.0)
 
 
 def step(

@@ -32,6 +32,16 @@ class TreeState(NamedTuple):
     layout: Layout
 
 
+def _begin(segments: Restarts, completion: bool, state, stddev):
+    """A round's place, its segment's latched scale, and the tree's leaves before and after it (padded at its end)."""
+    place = segments.place(state.step)
+    stddev = jnp.where(place.before == 0, jnp.float32(stddev), state.stddev)
+    new = place.before + 1
+    if completion:
+        new = jnp.where(place.is_last, _round_up(new), new)
+    return place, stddev, place.before, new
+
+
 def tree(
     restarts: Sequence[int] = (), completion: bool = False, *, draw: Draw = sampling.fused_normal_like
 ) -> NoiseMechanism:
@@ -51,12 +61,8 @@ def tree(
         return TreeState(key, jnp.int32(0), jnp.float32(0), Layout(like))
 
     def step(state: TreeState, *, stddev) -> tuple[TreeState, PyTree]:
-        place = segments.place(state.step)
-        stddev = jnp.where(place.before == 0, jnp.float32(stddev), state.stddev)
+        place, stddev, old, new = _begin(segments, completion, state, stddev)
         like = state.layout.structs()
-        old, new = place.before, place.before + 1
-        if completion:
-            new = jnp.where(place.is_last, _round_up(new), new)
         level = _lowest_bit(new)
         noise = draw(_node_key(state.key, place.segment, level, new >> level), like)
 
@@ -123,12 +129,8 @@ def tree_reduced(
         return ReducedTreeState(key, jnp.int32(0), jnp.float32(0), layout.zeros(num_levels), layout)
 
     def step(state: ReducedTreeState, *, stddev) -> tuple[ReducedTreeState, PyTree]:
-        place = segments.place(state.step)
-        stddev = jnp.where(place.before == 0, jnp.float32(stddev), state.stddev)
+        place, stddev, old, new = _begin(segments, completion, state, stddev)
         like = state.layout.structs()
-        old, new = place.before, place.before + 1
-        if completion:
-            new = jnp.where(place.is_last, _round_up(new), new)
         top = _lowest_bit(new)
         leaf = draw(_node_key(state.key, place.segment, jnp.int32(0), old + 1), like)
         zeros = state.layout.zeros()

@@ -8,10 +8,34 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from trainers.common import metrics
+from trainers.common import files, metrics
 from trainers.common.errors import InputError
 
 C = TypeVar("C")
+
+
+def choose(area: str, commands: Mapping[str, str], argv: Sequence[str]) -> str | None:
+    """The command that `argv` begins with; None when help was asked for, which is then printed.
+
+    Raises:
+      InputError: it is none of `commands` (name -> what it does).
+    """
+    if not argv or argv[0] in ("-h", "--help"):
+        rows = "\n".join(f"  {name:<10} {text}" for name, text in commands.items())
+        print(f"usage: jaxpriv {area} COMMAND [OPTIONS]\n\ncommands:\n{rows}")
+        return None
+    if argv[0] not in commands:
+        raise InputError(f"unknown command {argv[0]!r}; choose one of {', '.join(commands)}")
+    return argv[0]
+
+
+def keep_compilations() -> None:
+    """Keeps compiled programs in the user's cache: a resumed run and the next one find them again."""
+    import jax
+
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:  # not a declared attribute
+        jax.config.update("jax_compilation_cache_dir", str(files.cache_dir("xla")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 def parse(

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from trainers.common import command, files
+from trainers.common import command
 from trainers.common.errors import InputError
 
 COMMANDS = {
@@ -15,13 +15,9 @@ COMMANDS = {
 
 def main(argv: list[str]) -> int:
     """Runs `jaxpriv keyboard COMMAND`; returns the exit status."""
-    if not argv or argv[0] in ("-h", "--help"):
-        rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
-        print(f"usage: jaxpriv keyboard COMMAND [OPTIONS]\n\ncommands:\n{rows}")
+    name, rest = command.choose("keyboard", COMMANDS, argv), argv[1:]
+    if name is None:
         return 0
-    name, rest = argv[0], argv[1:]
-    if name not in COMMANDS:
-        raise InputError(f"unknown command {name!r}; choose one of {', '.join(COMMANDS)}")
     from trainers.keyboard import config as settings
 
     presets = {
@@ -34,6 +30,7 @@ def main(argv: list[str]) -> int:
         kind, rest, prog=f"jaxpriv keyboard {name}", presets=presets, description=kind.__doc__ or ""
     )
     prepare_devices(getattr(config, "devices", None))
+    command.keep_compilations()
     from trainers.keyboard import session
 
     run = {"train": session.train, "evaluate": session.evaluate_run, "compare": session.compare}[name]
@@ -46,8 +43,6 @@ def prepare_devices(devices: int | None) -> None:
     """Splits a CPU into as many devices as are asked for (None: two, if it has two cores), before jax starts."""
     if devices is not None and devices < 1:
         raise InputError(f"--devices must be at least 1, got {devices}")
-    # What one run compiled, its resumption and the next run find again.
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(files.cache_dir("xla")))
     count = devices or min(2, os.cpu_count() or 1)
     flag = "--xla_force_host_platform_device_count"
     if "jax" not in sys.modules and flag not in os.environ.get("XLA_FLAGS", ""):

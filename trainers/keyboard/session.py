@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from accounting import reporting
+from accounting import PrivacyStatement, reporting
 from trainers.common import checkpoint, files, metrics, run_dir
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
@@ -44,24 +44,12 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     outcomes = _side_by_side(runs)
     baseline = _ngram(data, folder)
 
-    for name in runs:
-        _write_statement(folder / name)
-    statement = reporting.report(folder)
+    statements = {name: _write_statement(folder / name) for name in runs}
     labels = {config.mechanism: folder} | ({"without noise": folder / NO_NOISE} if NO_NOISE in runs else {})
     pictures.draw(labels, folder / "plots", ngram=baseline, delta=config.delta)
 
-    own = outcomes[""]
-    spent = runs[""].spent(config.rounds)
-    result = {
-        "run_dir": str(folder),
-        **_scores(own.test),
-        "ngram_top1_words": baseline["top1_words"],
-        "rho": spent["rho"],
-        "epsilon": spent["epsilon"],
-        "delta": None if spent["rho"] is None else config.delta,
-        "seconds": own.seconds,
-        "simulation": config.insecure_noise_seed is not None,
-    }
+    own, statement = outcomes[""], statements[""]
+    result = _result(config, folder, own.test, baseline, statement, own.seconds)
     rows = {_label(config): own.test._asdict()}
     if NO_NOISE in outcomes:
         rows["same model without noise"] = outcomes[NO_NOISE].test._asdict()
@@ -79,13 +67,35 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     return result, text
 
 
-def _write_statement(folder: pathlib.Path) -> None:
-    """Writes privacy.json and privacy.md from the run's own record."""
+def _result(
+    config: Config,
+    folder: pathlib.Path,
+    scores: scoring.Evaluation,
+    baseline: Mapping[str, float] | None,
+    statement: PrivacyStatement,
+    seconds: float | None,
+) -> dict[str, Any]:
+    """What `--json` prints, whichever command scored the model."""
+    return {
+        "run_dir": str(folder),
+        **{
+            name: getattr(scores, name) for name in ("top1_words", "top3_words", "tff_accuracy", "perplexity")
+        },
+        "ngram_top1_words": None if baseline is None else baseline["top1_words"],
+        **{name: statement.data[name] for name in ("rho", "epsilon", "delta")},
+        "seconds": seconds,
+        "simulation": config.insecure_noise_seed is not None,
+    }
+
+
+def _write_statement(folder: pathlib.Path) -> PrivacyStatement:
+    """Writes privacy.json and privacy.md from the run's own record, and returns what they say."""
     statement = reporting.report(folder)
     with files.atomic_write(folder / "privacy.json") as file:
         file.write(statement.json())
     with files.atomic_write(folder / "privacy.md") as file:
         file.write(statement.markdown())
+    return statement
 
 
 def _side_by_side(runs: dict[str, Run]) -> dict[str, Outcome]:
@@ -151,18 +161,8 @@ def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
     scores = scoring.evaluate(params, examples, sizes)
     baseline = None
     if not config.data and (folder / "ngram.json").exists():
-        baseline = json.loads((folder / "ngram.json").read_text(encoding="utf-8"))["top1_words"]
-    spent = reporting.report(folder).data
-    result = {
-        "run_dir": str(folder),
-        **_scores(scores),
-        "ngram_top1_words": baseline,
-        "rho": spent["rho"],
-        "epsilon": spent["epsilon"],
-        "delta": spent["delta"],
-        "seconds": None,
-        "simulation": trained.insecure_noise_seed is not None,
-    }
+        baseline = json.loads((folder / "ngram.json").read_text(encoding="utf-8"))
+    result = _result(trained, folder, scores, baseline, reporting.report(folder), None)
     shown = table({f"{_label(trained)}, round {at} of {trained.rounds}": scores._asdict()})
     return result, f"{shown}\n{NOT_COVERED}"
 
@@ -216,10 +216,6 @@ def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
 
 def _cell(value: Any) -> str:
     return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _scores(test: scoring.Evaluation) -> dict[str, float]:
-    return {name: getattr(test, name) for name in ("top1_words", "top3_words", "tff_accuracy", "perplexity")}
 
 
 def _label(config: Config) -> str:

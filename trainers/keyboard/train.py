@@ -79,6 +79,7 @@ class Run:
             if config.devices > jax.device_count():
                 raise InputError(f"--devices {config.devices}: there are {jax.device_count()}; lower it")
             self.mesh = sharding.make_mesh(jax.devices()[: config.devices])
+        self.peak_hours = _peak_hours(data.hours)
         self.cohort_key = keys.stream(keys.root(config.seed), "cohorts")
         self.facts = {
             "settings": {k: v for k, v in manifest.config_dict(config).items() if k not in FREE},
@@ -234,7 +235,7 @@ class Run:
         config = self.config
         available: Any = 1.0
         if config.availability == "diurnal":
-            available = participation.diurnal(float(attempt % 24), peak=self._peaks())
+            available = participation.diurnal(float(attempt % 24), peak=self.peak_hours)
         return _select(
             key,
             devices,
@@ -246,15 +247,6 @@ class Run:
             min_separation=self.plan.min_separation,
             max_participations=self.plan.max_participations,
         )
-
-    def _peaks(self) -> Any:
-        """The hour of day each device is most often active at; 2 at night where the data have no hours."""
-        if self.data.hours is None:
-            return 2.0
-        peaks = [
-            np.bincount(h.astype(np.int64), minlength=24).argmax() if len(h) else 2 for h in self.data.hours
-        ]
-        return jnp.asarray(peaks, jnp.float32)
 
     def evaluate(
         self, state: State, examples, t: int, released: metrics.Writer, timing: metrics.Writer
@@ -272,6 +264,14 @@ class Run:
             return {"rho": None, "epsilon": None}
         found = accounting.compose(self.plan.record.mechanisms(num_rounds), delta=self.config.delta)
         return {"rho": found.rho, "epsilon": found.epsilon}
+
+
+def _peak_hours(hours: list[np.ndarray] | None) -> Any:
+    """The hour of day each device is most often active at; 2 at night where nothing is known."""
+    if hours is None:
+        return 2.0
+    peaks = [np.bincount(h.astype(np.int64), minlength=24).argmax() if len(h) else 2 for h in hours]
+    return jnp.asarray(peaks, jnp.float32)
 
 
 def model_sizes(config: Config, vocabulary: Vocabulary) -> model.ModelConfig:

@@ -7,8 +7,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from trainers.common import command, files
-from trainers.common.errors import InputError
+from trainers.common import command
 
 COMMANDS = {
     "train": "public model, private memories, and the comparison with other ways to share",
@@ -26,13 +25,9 @@ COMMANDS = {
 
 def main(argv: list[str]) -> int:
     """Runs `jaxpriv translation COMMAND`; returns the exit status."""
-    if not argv or argv[0] in ("-h", "--help"):
-        rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
-        print(f"usage: jaxpriv translation COMMAND [OPTIONS]\n\ncommands:\n{rows}")
+    name, rest = command.choose("translation", COMMANDS, argv), argv[1:]
+    if name is None:
         return 0
-    name, rest = argv[0], argv[1:]
-    if name not in COMMANDS:
-        raise InputError(f"unknown command {name!r}; choose one of {', '.join(COMMANDS)}")
     if name == "train":
         return _train(rest)
     from trainers.translation import commands
@@ -44,7 +39,7 @@ def main(argv: list[str]) -> int:
         presets={"default": commands.CONFIGS[name]()},
         description=commands.CONFIGS[name].__doc__ or "",
     )
-    keep_compilations()
+    command.keep_compilations()
     run: Callable = getattr(commands, f"run_{name}")
     result, text = run(config)
     command.finish(result, as_json=config.json, text=text)
@@ -79,19 +74,7 @@ def _train(argv: list[str]) -> int:
         presets=PRESETS,
         description=Config.__doc__ or "",
     )
-    keep_compilations()
+    command.keep_compilations()
     result, text = importlib.import_module("trainers.translation.session").train(config)
     command.finish(result, as_json=config.json, text=text)
     return 0
-
-
-def keep_compilations() -> None:
-    """Keeps compiled programs in the user's cache: a dozen batch shapes take minutes to compile anew every
-    time.
-    """
-    import jax
-
-    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
-        jax.config.update("jax_compilation_cache_dir", str(files.cache_dir("xla")))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-        jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
