@@ -65,7 +65,8 @@ def client(params, data, key):
 # %% [markdown]
 # ## A round
 # Clip, sum, add this round's noise, divide by the *public* cohort size, let any optax optimizer step. The order
-# never changes. The noise key comes from the operating system: who has it can subtract the noise.
+# never changes. The noise key comes from the operating system: who has it can subtract the noise. Running the next cell
+# again draws a new secret and is a new release on the same devices: its cost adds to the first one's.
 
 # %%
 ROUNDS, REPORT_GOAL, MAX_NORM, NOISE_MULTIPLIER = 32 if FAST else 64, 100, 0.5, 4.0
@@ -99,13 +100,17 @@ def train(mechanism, noise_key):
     return jax.lax.scan(federated_round, carry, schedule)[1]
 
 
+num_tree_runs = globals().get("num_tree_runs", 0) + 2  # this cell makes two more, every time it runs
 mechanisms = {
     "independent": noise.independent(),
     "tree": noise.tree(),
     "tree, Honaker": noise.tree_reduced(ROUNDS),
 }
+models = {}
 for name, mechanism in mechanisms.items():
-    released = train(mechanism, keys.stream(secret, name))  # a key is used once, so each run has its own
+    released = models[name] = train(
+        mechanism, keys.stream(secret, name)
+    )  # a key is used once, so each run has its own
     error = jnp.linalg.norm(released - truth[None], axis=1)
     plt.plot(1 + np.arange(ROUNDS), error, label=name)
 plt.xlabel("round")
@@ -149,10 +154,9 @@ run = accounting.TreeAggregation(
 )
 print("squared sensitivity", accounting.squared_sensitivity(run), " rho", accounting.rho(run))
 print("epsilon at delta 1e-6:", accounting.epsilon(run, delta=1e-6), "for one such run")
-all_trees = accounting.compose(
-    [run, run], delta=1e-6
-)  # both tree runs above used the same devices: they add up
-print("epsilon of both tree runs together:", all_trees.epsilon)
+# All of them used the same devices: they add up.
+together = accounting.compose([run] * num_tree_runs, delta=1e-6)
+print(f"epsilon of all {num_tree_runs} tree runs so far:", together.epsilon)
 print(accounting.statement(run, delta=1e-6, clip_norm=MAX_NORM, report_goal=REPORT_GOAL).sentence)
 
 # %% [markdown]

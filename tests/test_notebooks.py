@@ -35,3 +35,23 @@ def test_notebook_runs_from_top_to_bottom(source, tmp_path, monkeypatch):
         resources={"metadata": {"path": str(tmp_path)}},
     )
     client.execute()
+
+
+def test_running_the_training_cell_again_is_a_new_release_and_is_counted(tmp_path, monkeypatch):
+    """A second run draws a new secret, and the budget that is shown counts both (AC60)."""
+    monkeypatch.setenv("JAXPRIV_FAST", "1")
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.setenv("PYTHONPATH", str(notebooks.COLAB.parent))
+    notebook = notebooks.build(notebooks.COLAB / "00_quickstart.py")
+    training = next(i for i, c in enumerate(notebook.cells) if "num_tree_runs = " in c.source)
+    keep = nbformat.v4.new_code_cell("first = {name: np.asarray(m) for name, m in models.items()}")
+    check = nbformat.v4.new_code_cell(
+        "assert all((first[name] != np.asarray(models[name])).any() for name in first)\n"
+        "four = accounting.compose([run] * 4, delta=1e-6).epsilon\n"
+        "assert together.epsilon == four, (together.epsilon, four)"
+    )
+    cells = notebook.cells
+    notebook.cells = [*cells[: training + 1], keep, cells[training], *cells[training + 1 :], check]
+    nbclient.NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()

@@ -309,6 +309,8 @@ def test_resuming_what_is_no_run_is_refused(tmp_path, capsys):
         ({"mechanism": "blt", "completion": True}, "completion"),
         ({"seed": 2**32 + 1}, "seed"),
         ({"seed": -1}, "seed"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 2**64}, "seed"),
         ({"clip_norm": 0.0}, "clip-norm"),
         ({"vocabulary_size": 99}, "vocabulary-size"),
         ({"data": "no-such-file.jsonl"}, "no-such-file.jsonl"),
@@ -450,6 +452,26 @@ def test_a_trained_run_is_scored_on_another_population(whole, tmp_path, capsys):
         pytest.approx(result["rho"]),
         pytest.approx(result["epsilon"]),
     )
+
+
+def test_an_empty_data_file_is_named(tmp_path, capsys):
+    (tmp_path / "nothing.jsonl").touch()
+    config = toy.config(tmp_path, data=str(tmp_path / "nothing.jsonl"))
+    assert cli.main(["keyboard", *toy.argv(config)]) == 2
+    assert "nothing.jsonl is empty" in one_line(capsys)
+
+
+def test_a_timer_goes_on_after_a_resume(tmp_path):
+    """A device of round 8, saved at round 10 with separation 5, is not eligible before round 13 (AC22)."""
+    options = {"report_goal": 1, "num_chosen": 1, "available": 1.0, "drop_out": 0.0}
+    options |= {"min_separation": 5, "max_participations": 9}
+    select = jax.jit(train.participation.select, static_argnames=("report_goal", "num_chosen"))
+    state, cohort = select(jax.random.key(0), train.participation.init(1), 8, **options)
+    assert bool(cohort.released)
+    checkpoint.save(tmp_path, 10, state, facts={})
+    state = checkpoint.load(tmp_path, 10, train.participation.init(1))
+    released = [bool(select(jax.random.key(t), state, t, **options)[1].released) for t in range(9, 15)]
+    assert released == [False, False, False, False, True, True]
 
 
 def test_columns_of_other_names_can_be_given(tmp_path, capsys):
