@@ -112,8 +112,9 @@ class Bench:
         schedule = train.Schedule(
             updates=c.updates,
             learning_rate=c.learning_rate,
-            warmup=min(500, max(1, c.updates // 5)),
-            cooldown=c.updates // 4,
+            warmup=min(100, max(1, c.updates // 5)),
+            constant=True,
+            cooldown=c.updates // 2,
             batch_tokens=c.batch_tokens,
             max_length=c.max_length,
             average=0.99,

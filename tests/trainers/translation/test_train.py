@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tests.trainers.translation.test_model import TINY
@@ -82,6 +83,45 @@ def test_training_lowers_the_loss_and_leaves_the_start_alone():
     assert info.losses[-1][1] < info.losses[0][1] - 0.2
     assert equal(before, params)
     assert not equal(before, out)
+
+
+def test_an_update_equals_muon_leaf_by_leaf():
+    _, params = tiny()
+    rng = np.random.default_rng(0)
+    like = jax.tree.map(lambda p: jnp.asarray(0.01 * rng.standard_normal(p.shape), jnp.float32), params)
+
+    def sides(tree):
+        def of(path, leaf):
+            hidden = leaf.ndim == 2 and "embedding" not in str(path)
+            return optax.contrib.MuonDimensionNumbers() if hidden else None
+
+        return jax.tree_util.tree_map_with_path(of, tree)
+
+    plain = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.contrib.muon(
+            1.0,
+            adam_b2=0.98,
+            eps=1e-9,
+            nesterov=True,
+            consistent_rms=0.2,
+            muon_weight_dimension_numbers=sides,
+        ),
+    )
+    expected, _ = plain.update(like, plain.init(params), params)
+    groups, _ = train.OPTIMIZER.update(
+        train._grouped(like), train.OPTIMIZER.init(train._grouped(params)), train._grouped(params)
+    )
+    got = train._ungrouped(groups, like)
+    hidden = [
+        a is not None
+        for a in jax.tree.leaves(sides(params), is_leaf=lambda x: x is None or isinstance(x, tuple))
+    ]
+    for is_hidden, a, b in zip(hidden, jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        if is_hidden:
+            assert np.allclose(a, -b, atol=2e-4)
+        else:  # Adam's first step is the gradient's sign
+            assert np.allclose(a, np.sign(a), atol=1e-3)
 
 
 def test_too_long_pairs_are_refused_when_nothing_is_left():
