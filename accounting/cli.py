@@ -227,6 +227,8 @@ def convert(options: config.Convert) -> Outcome:
             raise ValueError("a pure epsilon is not Gaussian noise: use --known zcdp")
     else:
         raise ValueError("give exactly one of --rho and --pure-epsilon")
+    if options.peers and known == "zcdp":
+        raise ValueError("--peers compares accountants of Gaussian noise: use it with --known gaussian")
     eps = accounting.epsilon_from_rho(rho, delta=options.delta, known=known)
     if options.pure_epsilon is not None:
         eps = min(eps, options.pure_epsilon)

@@ -91,6 +91,9 @@ def test_convert(answer, call):
     code, out, _ = call("convert", "--rho", 0.25, "--delta", 1e-10, "--known", "gaussian")
     assert code == 0
     assert "4.4923" in out
+    code, _, err = call("convert", "--rho", 0.25, "--delta", 1e-10, "--known", "zcdp", "--peers")
+    assert code == 2
+    assert "--known gaussian" in err
 
 
 def test_calibrate(answer):

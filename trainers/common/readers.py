@@ -136,7 +136,12 @@ def read_texts(
     max_tokens_per_example: int = MAX_TOKENS_PER_EXAMPLE,
     skip_bad: bool = False,
 ) -> Texts:
-    """Reads public text, which has no clients: every record is one example, or a list of them."""
+    """Reads public text, which has no clients: every record is one example, or a list of them.
+
+    Besides the formats of `read_clients`, plain .txt: every line that is not blank is an example.
+    """
+    if tables.file_kind(source) == "txt":
+        text_field = "text"
     raw = _read(source, Fields(text_field, None, None, skip_bad), split)
     tokens, texts, _ = tokenized(raw, np.arange(len(raw.owners)), max_tokens_per_example)
     return public_texts(tokens, texts, raw.report)

@@ -31,7 +31,9 @@ class Row(NamedTuple):
 
 
 def rows(path: PathLike) -> Iterator[Row]:
-    """Yields the records of a .jsonl, .json, .csv, .tsv or .parquet file (the text ones also as .gz).
+    """Yields the records of a .jsonl, .json, .csv, .tsv, .parquet or .txt file (the text ones also as .gz).
+
+    A line of plain text is a record with the one field `text`.
 
     Raises:
       InputError: the file is absent, empty, a folder, or of no known kind.
@@ -44,10 +46,12 @@ def rows(path: PathLike) -> Iterator[Row]:
         yield from _csv_rows(file, "\t" if kind == "tsv" else ",")
     elif kind in ("jsonl", "json"):
         yield from _json_rows(file)
+    elif kind == "txt":
+        yield from _plain_rows(file)
     else:
         raise InputError(
             f"{file}: cannot tell the format from the name; "
-            "give .parquet, .jsonl, .json, .csv, .tsv (also .gz), .sqlite"
+            "give .parquet, .jsonl, .json, .csv, .tsv, .txt (also .gz), .sqlite"
         )
 
 
@@ -173,6 +177,14 @@ def _json_rows(path: Path) -> Iterator[Row]:
                 yield Row(where, record)
             else:
                 yield Row(where, None, f"a JSON {type(record).__name__}, not an object with named fields")
+
+
+def _plain_rows(path: Path) -> Iterator[Row]:
+    for number, text, problem in lines(path):
+        if text is None:
+            yield Row(f"line {number}", None, problem)
+        elif text.strip():
+            yield Row(f"line {number}", {"text": text})
 
 
 def _csv_rows(path: Path, delimiter: str) -> Iterator[Row]:

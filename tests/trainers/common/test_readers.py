@@ -180,7 +180,7 @@ def test_a_million_tokens_of_one_client(cases):
         ("truncated.parquet", "cut off"),
         ("renamed.parquet", "not a parquet file"),
         ("hugefooter.parquet", "footer"),
-        ("doc_one.txt", "format"),
+        ("doc_one.txt", "no column 'client_id'"),
         ("absent.jsonl", "does not exist"),
         (".", "is a folder"),
     ],
@@ -352,6 +352,12 @@ def test_without_splits_clients_are_divided_by_their_id(tmp_path):
     # Other clients and another order leave everybody where they were.
     again = readers.read_splits(write_jsonl(tmp_path / "e.jsonl", records[:200][::-1]))
     assert set(again.train.ids) == ids[0] & set(f"c{i}" for i in range(200))
+
+
+def test_plain_text_is_public_text(tmp_path):
+    (tmp_path / "p.txt").write_text("one two\n\n  \nthree\u2028four\n", encoding="utf-8")
+    texts = readers.read_texts(tmp_path / "p.txt", text_field="body")
+    assert texts.texts.to_pylist() == ["one two", "three\u2028four"]
 
 
 def test_public_text_has_no_clients(tmp_path):
