@@ -139,8 +139,31 @@ def test_a_realised_divisor_is_caught():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tree", "tree_reduced", "blt", "banded", "independent"])
+@pytest.mark.parametrize("name", MECHANISMS)
 def test_a_broken_separation_is_caught(name):
     """The device comes every round."""
     mechanism, multiplier, claimed = setting(name)
     assert mu_lower_bound(mechanism, noise_multiplier=multiplier, rounds=np.ones(ROUNDS)) > claimed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [noise.tree, lambda restarts: noise.tree_reduced(ROUNDS, restarts)])
+def test_a_separation_forgotten_at_restarts_is_caught(build):
+    """Timers that a new tree resets: the device comes in the first round of each tree, four times instead of
+    two.
+
+    A single restart would not do: one more participation in a tree of its own adds as little as the right
+    children that the account counts and the stream never releases. Here each adds the two nodes above it.
+    """
+    restarts = (2, 4, 6)
+    description = accounting.TreeAggregation(
+        noise_multiplier=1.0, num_rounds=ROUNDS, min_separation=4, restarts=restarts, adjacency="zero-out"
+    )
+    multiplier, claimed = 1.5, math.sqrt(2 * accounting.rho(description)) / 1.5
+    first_rounds = np.arange(ROUNDS) % 2 == 0
+    kept = first_rounds & (np.arange(ROUNDS) % 4 == 0)
+    found = [
+        mu_lower_bound(build(restarts), noise_multiplier=multiplier, rounds=rounds.astype(float))
+        for rounds in (kept, first_rounds)
+    ]
+    assert found[0] < claimed < found[1]
