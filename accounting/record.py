@@ -31,6 +31,7 @@ from accounting import _checks, strategies
 from accounting.guarantees import value_noise_multiplier
 from accounting.mechanisms import (
     MOST_ROUNDS,
+    DistributedDiscreteGaussian,
     MatrixMechanism,
     Mechanism,
     QuantileEstimation,
@@ -59,7 +60,11 @@ class RunRecord:
     clip: {"kind": "fixed" | "adaptive", "norm": C (the first one), "count_stddev": sigma_b or None} and, if
       adaptive, "quantile" and "learning_rate" for the reader; the updates' z_delta follows from z and
       sigma_b.
-    secure_aggregation: {"scale", "dimension", "beta"} (and "bits" for the reader), or None.
+    secure_aggregation: {"scale", "dimension", "beta"} (and "bits" for the reader), or None. The scale belongs to
+      the clip norm of `clip`. With "scale_follows_clip_norm": true the encoding is in units of the clip norm
+      in force, so that rounding inflates the bound of every round by the same factor; adaptive clipping
+      needs it. With "noise": "distributed" (independent noise, fixed clip norm) the clients add it in discrete
+      Gaussian shares: "min_survivors" and "max_clients" of one sum.
     simulation: True if noise came from `--insecure-noise-seed`.
     vocabulary: "public", or "clients" if it was built from clients' text (not covered then).
     not_covered, notes: further lines for the statement.
@@ -115,12 +120,29 @@ class RunRecord:
             raise ValueError(f"noise_multiplier must be 0 for mechanism none, got {self.noise_multiplier!r}")
         if _checks.integer("num_rounds", self.num_rounds, minimum=0) > MOST_ROUNDS:
             raise ValueError(f"num_rounds must be at most {MOST_ROUNDS:,}: give the planned rounds")
-        if self.mechanism != "none" and self.secure_aggregation and self.clip["kind"] == "adaptive":
+        self._check_secure_aggregation()
+        self.mechanisms(0 if self.mechanism == "none" else self.num_rounds)  # refuses what has no account
+
+    def _check_secure_aggregation(self) -> None:
+        """Refuses what cannot be accounted together."""
+        facts = self.secure_aggregation
+        if self.mechanism == "none" or not facts:
+            return
+        noise, follows = facts.get("noise", "server"), facts.get("scale_follows_clip_norm", False)
+        _checks.choice("secure_aggregation noise", noise, ("server", "distributed"))
+        if not isinstance(follows, bool):
+            raise ValueError(f"scale_follows_clip_norm must be true or false, got {follows!r}")
+        if self.clip["kind"] == "adaptive" and not follows:
             raise ValueError(
                 "secure_aggregation cannot be accounted with adaptive clipping (rounding inflates each round's "
-                "clip norm differently, and only the first is recorded): use a fixed clip norm"
+                "clip norm differently, and only the first is recorded): let the scale follow the clip norm, or use "
+                "a fixed clip norm"
             )
-        self.mechanisms(0 if self.mechanism == "none" else self.num_rounds)  # refuses what has no account
+        if noise == "distributed" and (self.mechanism != "independent" or self.clip["kind"] != "fixed"):
+            raise ValueError(
+                "distributed noise is independent every round and serves a fixed clip norm, got mechanism "
+                f"{self.mechanism} and clip {self.clip['kind']}"
+            )
 
     def mechanisms(self, num_rounds: int) -> list[Mechanism]:
         """Returns what ran in the first `num_rounds` rounds: the updates' mechanism, and the bits' if any."""
@@ -150,16 +172,16 @@ class RunRecord:
             parts.append(QuantileEstimation(count_stddev=sigma_b, schedule=updates))
         if self.secure_aggregation is not None:
             facts = self.secure_aggregation
-            missing = sorted({"scale", "dimension", "beta"} - set(facts))
-            if missing:
+            names = ["scale", "dimension", "beta"]
+            shared = facts.get("noise") == "distributed" and self.mechanism == "independent"
+            names += ["min_survivors", "max_clients"] if shared else []
+            if missing := sorted(set(names) - set(facts)):
                 raise ValueError(f"secure_aggregation lacks {', '.join(missing)}")
-            parts[0] = SecureAggregation(
-                mechanism=updates,
-                clip_norm=self.clip["norm"],
-                scale=facts["scale"],
-                dimension=facts["dimension"],
-                beta=facts["beta"],
-            )
+            rounding: dict[str, Any] = {"clip_norm": self.clip["norm"]} | {n: facts[n] for n in names}
+            if shared:
+                parts[0] = DistributedDiscreteGaussian(**common, **rounding)
+            else:
+                parts[0] = SecureAggregation(mechanism=updates, **rounding)
         return parts
 
     def _strategy(self) -> strategies.Strategy:

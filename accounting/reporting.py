@@ -5,8 +5,14 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from accounting import _checks, guarantees, record, sensitivity
-from accounting.mechanisms import MatrixMechanism, Mechanism, SecureAggregation, TreeAggregation
+from accounting import _checks, guarantees, record, sensitivity, strategies
+from accounting.mechanisms import (
+    DistributedDiscreteGaussian,
+    MatrixMechanism,
+    Mechanism,
+    SecureAggregation,
+    TreeAggregation,
+)
 from accounting.statement import PrivacyStatement, no_guarantee, round_up, statement
 
 PathLike = str | os.PathLike[str]
@@ -268,12 +274,18 @@ def _state_together(
 def observed_facts(parts: Sequence[Mechanism], log: record.Participation, *, delta: float) -> dict[str, Any]:
     """Returns realised participation and the cost of the costliest device's schedule, all parts together."""
     seen = record.observe(log)
-    total, first = 0.0, None
+    total, first, known = 0.0, None, "gaussian"
     for part in parts:
         inner = _bare(part)
         found = sensitivity.observed(inner, log.devices, log.rounds)
-        squared = found.squared * (part.inflation**2 if isinstance(part, SecureAggregation) else 1)
-        total += guarantees.rho_from_sensitivity(squared, inner.noise_multiplier)
+        rounded = isinstance(part, (SecureAggregation, DistributedDiscreteGaussian))
+        squared = found.squared * (part.inflation**2 if rounded else 1)
+        if isinstance(part, DistributedDiscreteGaussian):
+            # Fresh noise every round: what was found is the number of participations.
+            once = dataclasses.replace(part, max_participations=1)
+            total, known = total + guarantees.rho(once) * found.squared, "zcdp"
+        else:
+            total += guarantees.rho_from_sensitivity(squared, inner.noise_multiplier)
         first = squared if first is None else first
     from accounting.conversions import epsilon_from_rho
 
@@ -286,11 +298,21 @@ def observed_facts(parts: Sequence[Mechanism], log: record.Participation, *, del
         "histogram": {str(count): number for count, number in seen.histogram.items()},
         "squared_sensitivity": first or 0,
         "rho": total,
-        "epsilon": epsilon_from_rho(total, delta=delta, known="gaussian"),
+        "epsilon": epsilon_from_rho(total, delta=delta, known=known),
     }
 
 
 def _bare(part: Mechanism) -> TreeAggregation | MatrixMechanism:
-    """The mechanism inside secure aggregation or quantile estimation."""
+    """The mechanism inside secure aggregation or quantile estimation; of shares of noise the one they stand for."""
+    if isinstance(part, DistributedDiscreteGaussian):
+        return MatrixMechanism(
+            strategy=strategies.independent(),
+            noise_multiplier=part.noise_multiplier,
+            num_rounds=part.num_rounds,
+            min_separation=part.separation,
+            max_participations=part.max_participations,
+            adjacency=part.adjacency,
+            unit=part.unit,
+        )
     inner = part if isinstance(part, (TreeAggregation, MatrixMechanism)) else part.mechanism  # pyright: ignore
     return inner

@@ -19,6 +19,8 @@ from jaxpriv import clipping, keys, quantile
 Scalar = float | Float[Array, ""]
 # data of one client, its key -> its update and scalars about it (sums of losses, say)
 ClientFn = Callable[[Any, Any, Any], tuple[Any, Any]]
+# a client's id, its clipped update and centred bit -> its message and scalars about it
+EncodeFn = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 # Chunks added up before their sum joins the total: keeps rounding near sqrt(chunks), at no cost.
 _GROUP = 32
@@ -50,6 +52,15 @@ class ClippedSum(NamedTuple):
     below: Float[Array, ""]
 
 
+class EncodedSum(NamedTuple):
+    """What the server of a secure aggregation sees: the sum of the clients' messages, and nothing else.
+
+    message: as `encode` made them; sums of unsigned integers wrap and are exact, whatever the order.
+    """
+
+    message: PyTree
+
+
 class CohortInfo(NamedTuple):
     """Facts for the operator alone, computed from client data and not covered by any guarantee. Not released.
 
@@ -60,6 +71,7 @@ class CohortInfo(NamedTuple):
     num_examples: examples used.
     norm: sum of the norms before clipping, over clients with examples and finite updates.
     metrics: sums of what `client_fn` returned beside the update, over the same clients.
+    encoding: sums of what `encode` returned beside the message; () without one.
     """
 
     num_present: Int[Array, ""]
@@ -69,6 +81,7 @@ class CohortInfo(NamedTuple):
     num_examples: Int[Array, ""]
     norm: Float[Array, ""]
     metrics: PyTree[Float[Array, ""]]
+    encoding: PyTree = ()
 
 
 def arrange(ids, num_examples, data: PyTree, *, chunk_size: int, num_clients: int | None = None) -> Cohort:
@@ -116,8 +129,9 @@ def clipped_sum(
     max_norm: Scalar | None,
     estimate: Scalar | None = None,
     weigh_by_examples: bool = False,
-) -> tuple[ClippedSum, CohortInfo]:
-    """Sums the clients' updates, each clipped to `max_norm` by itself, and returns `(sums, info)`.
+    encode: EncodeFn | None = None,
+) -> tuple[Any, CohortInfo]:
+    """Sums the clients' updates, each clipped to `max_norm` by itself, and returns `(ClippedSum, info)`.
 
     Runs `client_fn(params, data, key) -> (update, metrics)` for every client: `update` is a pytree like `params`,
     `metrics` a pytree of scalars. Results do not depend on chunk size, order, padding or devices beyond 1e-6
@@ -134,6 +148,8 @@ def clipped_sum(
       estimate: the norm that the bits compare with (the current quantile estimate, not C); None: all bits are 0.
       weigh_by_examples: multiply each update by the client's number of examples. One client could then own
         nearly the whole sum, so it is refused together with `max_norm`.
+      encode: `(client id, clipped update, centred bit) -> (message, facts)`, for secure aggregation: messages
+        are summed in place of updates, those of present clients only, and an `EncodedSum` comes back.
     """
     if weigh_by_examples and max_norm is not None:
         raise ValueError(
@@ -172,7 +188,11 @@ def clipped_sum(
             norm=jnp.where(usable, clip.norm, 0.0),
             metrics=jax.tree.map(lambda x: jnp.where(usable, jnp.asarray(x, jnp.float32), 0.0), metrics),
         )
-        return ClippedSum(update, bit), info
+        if encode is None:
+            return ClippedSum(update, bit), info
+        sent = encode(client_id, update, bit)
+        message, facts = jax.tree.map(lambda x: jnp.where(present, x, jnp.zeros_like(x)), sent)
+        return EncodedSum(message), info._replace(encoding=facts)
 
     def add_chunk(i, total):
         rows = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), tuple(cohort))

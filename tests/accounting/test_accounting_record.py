@@ -14,6 +14,15 @@ from accounting.statement import jsonable
 from accounting.statement_schema import SCHEMA
 from tests.accounting_runs import facts, schedule, write
 
+SHARES = {
+    "scale": 20.0,
+    "dimension": 100,
+    "beta": 0.5,
+    "noise": "distributed",
+    "min_survivors": 4,
+    "max_clients": 5,
+}
+
 
 def valid(statement):
     data = json.loads(statement.json())
@@ -37,6 +46,7 @@ def test_a_record_comes_back_as_it_was_written(tmp_path):
             clip={"kind": "adaptive", "norm": 0.1, "count_stddev": 5.0, "quantile": 0.5},
         ),
         facts(secure_aggregation={"scale": 1e4, "dimension": 100, "beta": 0.5, "bits": 16}),
+        facts(mechanism="independent", secure_aggregation=SHARES),
     ):
         accounting.write_mechanism(tmp_path, run)
         again = record.read_mechanism(tmp_path)
@@ -248,6 +258,34 @@ def test_adaptive_clipping_and_secure_aggregation_are_accounted(tmp_path):
     assert data["observed"]["rho"] == pytest.approx(13 / 8 * inflation**2, rel=1e-12)
 
 
+def test_a_scale_that_follows_the_clip_norm_is_accounted_with_adaptive_clipping(tmp_path):
+    """In units of the clip norm every round is inflated alike, and the bits are exact: their rho is untouched."""
+    rounding = {"scale": 20.0, "dimension": 100, "beta": 0.0, "scale_follows_clip_norm": True}
+    adaptive = {"kind": "adaptive", "norm": 0.5, "count_stddev": 1.2, "quantile": 0.5}
+    bare = valid(accounting.report(write(tmp_path, facts(clip=adaptive))))
+    data = valid(accounting.report(write(tmp_path, facts(clip=adaptive, secure_aggregation=rounding))))
+    updates, bits = (m["rho"] for m in bare["mechanisms"])
+    inflation = 1 + np.sqrt(128) / (20.0 * 0.5)
+    assert [m["kind"] for m in data["mechanisms"]] == ["SecureAggregation", "QuantileEstimation"]
+    assert data["rho"] == pytest.approx(updates * inflation**2 + bits, rel=1e-12)
+
+
+def test_noise_in_shares_of_the_clients_is_accounted_as_zcdp(tmp_path):
+    run = facts(mechanism="independent", noise_multiplier=1.0, secure_aggregation=SHARES)
+    data = valid(accounting.report(write(tmp_path, run)))
+    (only,) = run.mechanisms(12)
+    assert isinstance(only, accounting.DistributedDiscreteGaussian)
+    assert data["rho"] == accounting.rho(only)
+    assert data["epsilon"] == accounting.epsilon_from_rho(data["rho"], delta=1e-6, known="zcdp")
+    # One participation costs inflation^2 / 2 and the correction; the log's costliest device took part so often.
+    one = accounting.rho(dataclasses.replace(only, max_participations=1))
+    assert data["observed"]["rho"] == pytest.approx(one * data["observed"]["max_participations"], rel=1e-12)
+    assert data["observed"]["epsilon"] <= data["epsilon"]
+    bare = facts(mechanism="independent", noise_multiplier=1.0)
+    assert data["rho"] > accounting.report(write(tmp_path, bare)).data["rho"]
+    assert data["deployment"] == accounting.report(tmp_path).data["deployment"]
+
+
 def test_several_runs_over_the_same_devices_add(tmp_path):
     folders = []
     for name, z in (("one", 2.0), ("two", 4.0)):
@@ -329,6 +367,22 @@ def test_deployment_scale_is_apart_and_settable(tmp_path):
                 "secure_aggregation": {"scale": 1e4, "dimension": 100, "beta": 0.5},
             },
             "secure_aggregation cannot be accounted with adaptive clipping",
+        ),
+        ({"secure_aggregation": SHARES}, "distributed noise is independent every round"),
+        (
+            {"mechanism": "independent", "secure_aggregation": {**SHARES, "noise": "halved"}},
+            "secure_aggregation noise must be one of",
+        ),
+        (
+            {
+                "mechanism": "independent",
+                "secure_aggregation": {k: v for k, v in SHARES.items() if k != "max_clients"},
+            },
+            "secure_aggregation lacks max_clients",
+        ),
+        (
+            {"secure_aggregation": {"scale": 1, "dimension": 1, "beta": 0, "scale_follows_clip_norm": 1}},
+            "scale_follows_clip_norm must be true or false",
         ),
         (
             {"secure_aggregation": {"scale": 1e4, "dimension": 10**400, "beta": 0.5}},

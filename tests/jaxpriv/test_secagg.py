@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxpriv import secagg
+from jaxpriv import clipping, secagg
 from tests.oracles import secagg as twin
 
 SMALL = secagg.Encoding(dimension=100, max_norm=1.0, scale=6.0, bits=16, num_clients=20)
@@ -20,8 +20,9 @@ FINE = dataclasses.replace(SMALL, scale=200.0)
 PUBLIC = 77
 
 
-def public_key():
-    return jax.random.key(PUBLIC)
+@functools.cache
+def public_signs(size=128):
+    return jnp.asarray(np.random.default_rng(PUBLIC).choice([-1.0, 1.0], size), jnp.float32)
 
 
 def updates(num, dimension=100, norm=0.999, seed=0):
@@ -36,30 +37,38 @@ def encoder(encoding):
 
 
 def encode_all(x, encoding, seed=0):
-    return encoder(encoding)(jax.random.split(jax.random.key(seed), len(x)), x, public_key())
+    return encoder(encoding)(jax.random.split(jax.random.key(seed), len(x)), x, public_signs(encoding.padded))
 
 
 def test_rotation_is_the_hadamard_matrix_and_its_inverse():
     for dimension in (1, 5, 200):
         x = updates(1, dimension)[0]
-        size = 1 << (dimension - 1).bit_length()
-        signs = np.asarray(secagg._signs(public_key(), size))
-        rotated = secagg.rotate(x, public_key())
-        np.testing.assert_allclose(rotated, twin.rotate(np.asarray(x, float), signs), atol=1e-6)
-        np.testing.assert_allclose(secagg.rotate_back(rotated, public_key(), dimension), x, atol=1e-6)
-    assert set(np.unique(secagg._signs(public_key(), 4096))) == {-1.0, 1.0}
+        encoding = dataclasses.replace(SMALL, dimension=dimension)
+        signs = secagg.random_signs(jax.random.key(PUBLIC), encoding)
+        assert len(signs) == encoding.padded
+        rotated = secagg.rotate(x, signs)
+        np.testing.assert_allclose(rotated, twin.rotate(np.asarray(x, float), np.asarray(signs)), atol=1e-6)
+        np.testing.assert_allclose(secagg.rotate_back(rotated, signs, dimension), x, atol=1e-6)
+
+
+def test_signs_are_fair_and_their_keys_own():
+    wide = dataclasses.replace(SMALL, dimension=2**14)
+    signs = [np.asarray(secagg.random_signs(jax.random.key(k), wide)) for k in (0, 1)]
+    for mean in (signs[0].mean(), signs[1].mean(), (signs[0] * signs[1]).mean()):
+        assert abs(mean) < 4 / 128
+    assert set(np.unique(signs)) == {-1.0, 1.0}
 
 
 def test_rotation_spreads_a_single_coordinate():
     one = jnp.zeros(1000).at[3].set(1.0)
-    np.testing.assert_allclose(np.abs(secagg.rotate(one, public_key())), 1 / 32, rtol=1e-5)
+    np.testing.assert_allclose(np.abs(secagg.rotate(one, public_signs(1024))), 1 / 32, rtol=1e-5)
 
 
 @pytest.mark.parametrize("encoding", [SMALL, FINE, dataclasses.replace(SMALL, beta=0.0)])
 def test_every_message_keeps_the_integer_norm_bound(encoding):
     """Also the worst inputs: all weight on one coordinate, and every rotated coordinate halfway between integers."""
     spike = jnp.zeros((200, 100)).at[:, 0].set(1.0)
-    halfway = secagg.rotate_back(jnp.full(128, 0.5 / encoding.scale), public_key(), 100)
+    halfway = secagg.rotate_back(jnp.full(128, 0.5 / encoding.scale), public_signs(), 100)
     halfway = jnp.broadcast_to(halfway / jnp.maximum(1, jnp.linalg.norm(halfway)), (200, 100))
     tries = []
     for x in (updates(200), spike, halfway):
@@ -69,6 +78,34 @@ def test_every_message_keeps_the_integer_norm_bound(encoding):
         tries.append(np.asarray(info.tries).max())
     if encoding is SMALL:
         assert max(tries) > 1  # the bound bites, and rounding is drawn again
+
+
+@pytest.mark.parametrize("bits", [12, 16, 20, 24, 32])
+def test_what_clipping_leaves_at_its_bound_is_sent_whole(bits):
+    """The finest scales leave rounding hardly any room above C: a norm measured badly would turn all clipped
+    updates into zeros."""
+    asked = dict(dimension=3000, max_norm=0.7, bits=bits, num_clients=20)
+    encoding = secagg.Encoding(**asked, scale=secagg.choose_scale(**asked, noise_stddev=1.0))
+    x = jax.vmap(lambda u: clipping.clip(u, 0.7)[0])(updates(20, 3000, norm=5.0))
+    messages, info = encode_all(x, encoding)
+    assert int(info.num_clamped.sum()) == 0
+    assert int(info.tries.max()) < 10
+    integers = np.asarray(secagg.unwrap(messages, bits))
+    assert max(map(twin.exact_norm, integers)) <= encoding.integer_norm
+    total = secagg.decode(secagg.modular_sum(messages, bits), public_signs(4096), encoding=encoding)
+    error = np.asarray(total - x.sum(0))
+    rounding = np.sqrt(20) / (2 * encoding.scale)
+    assert error.std() < rounding + 1e-6 * np.abs(x.sum(0)).max()
+
+
+def test_the_measured_norm_is_within_its_stated_error():
+    """Against exact integers, on sums whose terms differ by twelve orders, and on equal terms."""
+    draw = np.random.default_rng(0)
+    spread = np.round(2.0 ** draw.uniform(0, 22, 200_000)) * draw.choice([-1, 1], 200_000)
+    for integers in (spread, np.full(2**20, 3.0), np.full(100_001, 4_194_301.0)):
+        exact = sum(int(v) ** 2 for v in integers)
+        found = float(secagg._squared_norm(jnp.asarray(integers, jnp.float32)))
+        assert abs(found / exact - 1) < secagg._SLACK
 
 
 def test_unconditional_rounding_would_pass_the_conditional_bound():
@@ -83,7 +120,7 @@ def test_sum_is_unbiased_with_the_stated_error():
     for seed in range(50):
         messages, info = encode_all(x, FINE, seed)
         assert int(info.num_clamped.sum()) == 0
-        decoded = decode(secagg.modular_sum(messages, FINE.bits), public_key())
+        decoded = decode(secagg.modular_sum(messages, FINE.bits), public_signs())
         error = np.asarray(decoded - x.sum(0))
         assert error.std() < np.sqrt(20) / (2 * FINE.scale)
         total = total + error / 50
@@ -180,7 +217,7 @@ def test_encoding_eager_jitted_and_batched_agree():
     x = updates(3)
     batched, _ = encode_all(x, FINE)
     for i, key in enumerate(jax.random.split(jax.random.key(0), 3)):
-        alone, _ = secagg.encode(key, x[i], public_key(), encoding=FINE)
+        alone, _ = secagg.encode(key, x[i], public_signs(), encoding=FINE)
         # A rotated coordinate may fall on either side of its uniform by float32's last bit.
         assert (np.asarray(alone) == np.asarray(batched[i])).mean() > 0.98
 
@@ -220,4 +257,4 @@ def test_settings_that_cannot_be_served_are_refused(change, message):
 
 def test_an_update_of_another_dimension_is_refused():
     with pytest.raises(ValueError, match="update has 99 parameters, the encoding 100"):
-        secagg.encode(jax.random.key(0), jnp.zeros(99), public_key(), encoding=SMALL)
+        secagg.encode(jax.random.key(0), jnp.zeros(99), public_signs(), encoding=SMALL)

@@ -52,6 +52,11 @@ class Config:
     """Geometric learning rate of the quantile estimate."""
     clipped_count_stddev: float | None
     """Standard deviation of the noise on the count of clipped clients; None: report goal / 20."""
+    secure_aggregation: Literal["none", "secagg", "distributed"]
+    """`secagg`: clients send integers of which the server sees only the modular sum, and adds the noise; `distributed`:
+    the clients add it, in shares (mechanism independent, fixed clip norm)."""
+    secagg_bits: int
+    """The secure sum is taken modulo 2^bits (up to 32); more bits round finer and send more."""
     min_separation: int | None
     """Least difference b between two rounds of one client; None: the most the population allows."""
     max_participations: int | None
@@ -165,6 +170,8 @@ DEMO = Config(
     clip_quantile=0.5,
     clip_learning_rate=0.2,
     clipped_count_stddev=None,
+    secure_aggregation="none",
+    secagg_bits=20,
     min_separation=None,
     max_participations=None,
     adjacency="zero-out",

@@ -81,6 +81,11 @@ def split_params(model: KeyboardLM) -> Params:
     return nnx.to_pure_dict(nnx.split(model, nnx.Param)[1])
 
 
+def num_params(config: ModelConfig) -> int:
+    """Parameters of the model, without making them."""
+    return sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: init_params(config, seed=0))))
+
+
 def init_params(config: ModelConfig, *, seed: int) -> Params:
     """Public initial values: a function of the sizes and `seed` alone."""
     return split_params(KeyboardLM(config, rngs=nnx.Rngs(params=jax.random.key(seed))))

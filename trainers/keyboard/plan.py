@@ -11,6 +11,7 @@ from accounting import record, strategies
 from jaxpriv import noise, participation
 from trainers.common import strategies as optimized
 from trainers.common.errors import InputError
+from trainers.keyboard import secure_sum
 from trainers.keyboard.config import Config
 from trainers.keyboard.round import AdaptiveClip, RoundConfig
 
@@ -37,8 +38,11 @@ class Plan:
     selected: int
 
 
-def make(config: Config, *, population: int, vocabulary_origin: str) -> Plan:
+def make(config: Config, *, population: int, vocabulary_origin: str, dimension: int | None = None) -> Plan:
     """Checks `config` against the population and derives limits, noise and record.
+
+    Args:
+      dimension: parameters of the model; needed for secure aggregation.
 
     Raises:
       InputError, ValueError: a setting that cannot be served, with its value and the remedy.
@@ -57,6 +61,7 @@ def make(config: Config, *, population: int, vocabulary_origin: str) -> Plan:
         adaptive = AdaptiveClip(
             target=config.clip_quantile, learning_rate=config.clip_learning_rate, count_stddev=sigma_b
         )
+    secured = _secure(config, dimension, z_updates if private else math.inf)
     strategy = _strategy(config, b, k)
     origin = "public" if vocabulary_origin == "public" else "clients"
     notes = (
@@ -64,6 +69,11 @@ def make(config: Config, *, population: int, vocabulary_origin: str) -> Plan:
         if vocabulary_origin == "unstated"
         else []
     )
+    if secured is not None:
+        notes.append(
+            "the simulation computes the modular sum of the clients' integers itself; in a deployment the masked-sum "
+            "protocol keeps each client's message from the server"
+        )
     ran = record.RunRecord(
         mechanism=config.mechanism,
         noise_multiplier=config.noise_multiplier if private else 0.0,
@@ -85,6 +95,7 @@ def make(config: Config, *, population: int, vocabulary_origin: str) -> Plan:
         restarts=config.restarts,
         completion=config.completion,
         strategy=_coefficients(strategy),
+        secure_aggregation=_secure_facts(config, secured),
         simulation=config.insecure_noise_seed is not None,
         vocabulary=origin,
         not_covered=_not_covered(config),
@@ -102,10 +113,65 @@ def make(config: Config, *, population: int, vocabulary_origin: str) -> Plan:
             clip_norm=config.clip_norm,
             noise_multiplier=z_updates,
             adaptive=adaptive,
+            secure=secured,
         ),
         record=ran,
         selected=selected,
     )
+
+
+def _secure(config: Config, dimension: int | None, noise_multiplier: float) -> secure_sum.SecureSum | None:
+    """The encoding, or a refusal: what cannot be accounted, or bits that do not fit."""
+    if config.secure_aggregation == "none":
+        return None
+    distributed = config.secure_aggregation == "distributed"
+    if distributed and (config.mechanism != "independent" or config.clip != "fixed"):
+        raise InputError(
+            "--secure-aggregation distributed adds fresh noise every round on the clients: it takes --mechanism "
+            f"independent and --clip fixed, got {config.mechanism} and {config.clip}"
+        )
+    if dimension is None:
+        raise ValueError("secure aggregation needs the model's dimension")
+    try:
+        chosen = secure_sum.choose(
+            dimension=dimension,
+            bits=config.secagg_bits,
+            report_goal=config.report_goal,
+            noise_multiplier=noise_multiplier,
+            distributed=distributed,
+            seed=config.seed,
+        )
+    except ValueError as error:
+        raise InputError(f"--secagg-bits {config.secagg_bits}: {error}") from None
+    # A share below one integer is far from Gaussian: the account would be dominated by its correction.
+    if distributed and chosen.encoding.share_stddev < 1:
+        raise InputError(
+            f"--secagg-bits {config.secagg_bits} leave a client's share of the noise a standard deviation of "
+            f"{chosen.encoding.share_stddev:.3g} integers, below 1; take more bits"
+        )
+    return chosen
+
+
+def _secure_facts(config: Config, secured: secure_sum.SecureSum | None) -> dict[str, Any] | None:
+    """What the accountant, and the reader, are told."""
+    if secured is None:
+        return None
+    encoding = secured.encoding
+    facts: dict[str, Any] = {
+        "scale": encoding.scale / config.clip_norm,
+        "dimension": encoding.dimension,
+        "beta": encoding.beta,
+        "scale_follows_clip_norm": True,
+        "bits": encoding.bits,
+        "largest": encoding.largest,
+        "clamp_probability_a_round": secure_sum.CLAMP_PROBABILITY,
+        "noise": "distributed" if secured.distributed else "server",
+    }
+    if secured.distributed:
+        # A round is released with exactly the report goal of messages, or not at all.
+        facts |= {"min_survivors": config.report_goal, "max_clients": config.report_goal}
+        facts |= {"share_stddev": encoding.share_stddev}
+    return facts
 
 
 def _not_covered(config: Config) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxpriv import cohort, keys, quantile, sharding
 from jaxpriv.noise import NoiseMechanism
-from trainers.keyboard import client
+from trainers.keyboard import client, secure_sum
 from trainers.keyboard.batches import RoundBatch
 from trainers.keyboard.model import ModelConfig, Params
 
@@ -50,6 +50,8 @@ class RoundConfig:
     adaptive: None for a fixed clip norm. The noise scale is fixed within a segment of the mechanism, so the clip norm
       becomes the estimate only where one starts (in every round if the mechanism is independent or None).
     weigh_by_examples: weigh updates by examples and divide by all of them; only without clipping and noise.
+    secure: None sums the clipped updates as they are; else each client's goes through secure aggregation's
+      integers (and, where the clients add the noise, the mechanism adds none).
     """
 
     report_goal: int
@@ -59,6 +61,7 @@ class RoundConfig:
     noise_multiplier: float
     adaptive: AdaptiveClip | None
     weigh_by_examples: bool = False
+    secure: secure_sum.SecureSum | None = None
 
     def __post_init__(self):
         if self.report_goal < 1 or self.local_epochs < 1:
@@ -79,6 +82,11 @@ class RoundConfig:
                 "weigh_by_examples lets one client own nearly the whole sum; use equal weights, or clip_norm=None"
                 " without privacy"
             )
+        if self.secure is not None:
+            if self.clip_norm is None:
+                raise ValueError("secure aggregation scales updates by their bound: it needs a clip_norm")
+            if self.secure.distributed and self.adaptive is not None:
+                raise ValueError("noise in shares of the clients serves a fixed clip norm only")
 
 
 class RoundState(NamedTuple):
@@ -89,6 +97,7 @@ class RoundState(NamedTuple):
     quantile: state of the estimate, () with a fixed clip norm.
     clip_norm: bound in force; inf without clipping.
     step: released rounds so far.
+    rounding: secret key of the clients' roundings and shares of noise; () without secure aggregation.
     """
 
     params: Params
@@ -98,6 +107,7 @@ class RoundState(NamedTuple):
     quantile: Any
     clip_norm: Float[Array, ""]
     step: Int[Array, ""]
+    rounding: Any = ()
 
 
 class Released(NamedTuple):
@@ -133,7 +143,8 @@ def init(
 
     Args:
       mechanism: None for no noise at all (and no guarantee).
-      noise_key: secret root of the noise; None only with `mechanism` None.
+      noise_key: secret root of the noise, of rounding and of the clients' shares; None only with `mechanism`
+        None and without secure aggregation.
     """
     params = jax.tree.map(jnp.array, params)
     clip_norm = float("inf") if config.clip_norm is None else config.clip_norm
@@ -146,6 +157,11 @@ def init(
         noise = mechanism.init(keys.stream(noise_key, "updates"), params)
         if config.adaptive is not None:
             bit_noise = mechanism.init(keys.stream(noise_key, "bits"), jnp.float32(0.0))
+    rounding = ()
+    if config.secure is not None:
+        if noise_key is None:
+            raise ValueError("secure aggregation rounds with secret randomness and needs a noise_key")
+        rounding = keys.stream(noise_key, "secure aggregation")
     return RoundState(
         params=params,
         server=server.init(params),
@@ -154,6 +170,7 @@ def init(
         quantile=estimate,
         clip_norm=jnp.float32(clip_norm),
         step=jnp.int32(0),
+        rounding=rounding,
     )
 
 
@@ -176,6 +193,9 @@ def make_round(
         raise ValueError(f"noise_multiplier={config.noise_multiplier} without a mechanism; pass one, or 0")
     if mechanism is not None and config.clip_norm is None:
         raise ValueError("noise without a clip_norm guarantees nothing; give one")
+    shares = config.secure is not None and config.secure.distributed
+    if shares and mechanism is None:
+        raise ValueError("the clients' shares are independent noise; pass noise.independent()")
 
     def step(state: RoundState, batch: RoundBatch) -> tuple[RoundState, RoundInfo]:
         one_at_a_time = batch.cohort.present.shape[1] == 1
@@ -197,6 +217,10 @@ def make_round(
             estimate = state.quantile.clip
             latches = jnp.bool_(True) if mechanism is None else mechanism.starts_segment(state.noise)
             clip_norm = jnp.where(latches, estimate, clip_norm)
+        encode, signs = None, None
+        if config.secure is not None:
+            signs = secure_sum.signs(config.secure, state.step)
+            encode = secure_sum.encoder(config.secure, state.rounding, signs, state.step, clip_norm)
         sums, operator = cohort.clipped_sum(
             client_fn,
             state.params,
@@ -205,9 +229,12 @@ def make_round(
             max_norm=None if config.clip_norm is None else clip_norm,
             estimate=estimate,
             weigh_by_examples=config.weigh_by_examples,
+            encode=encode,
         )
+        if config.secure is not None:
+            sums = secure_sum.recover(config.secure, sums, signs, clip_norm, like=state.params)
         noise_state, total = state.noise, sums.update
-        if mechanism is not None:
+        if mechanism is not None and not shares:
             noise_state, noise = mechanism.step(state.noise, stddev=config.noise_multiplier * clip_norm)
             total = jax.tree.map(jnp.add, total, noise)
         divisor = config.report_goal
@@ -235,7 +262,14 @@ def make_round(
             )
             new_estimate = quantile_state.clip
         new = RoundState(
-            params, server_state, noise_state, bit_noise, quantile_state, clip_norm, state.step + 1
+            params,
+            server_state,
+            noise_state,
+            bit_noise,
+            quantile_state,
+            clip_norm,
+            state.step + 1,
+            state.rounding,
         )
         released = Released(clip_norm, new_estimate, fraction, optax.tree.norm(mean))
         return new, RoundInfo(released, operator)

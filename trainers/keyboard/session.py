@@ -33,7 +33,9 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     data = corpus.load(config)
     configs = {"": config}
     if config.compare and config.mechanism != "none":
-        configs[NO_NOISE] = dataclasses.replace(config, mechanism="none", run_dir=str(folder / NO_NOISE))
+        configs[NO_NOISE] = dataclasses.replace(
+            config, mechanism="none", secure_aggregation="none", run_dir=str(folder / NO_NOISE)
+        )
     runs = {
         name: Run(each, data, folder / name) for name, each in configs.items()
     }  # refuses before it writes
@@ -50,6 +52,8 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
 
     own, statement = outcomes[""], statements[""]
     result = _result(config, folder, own.test, baseline, statement, own.seconds)
+    up, down = runs[""].bytes_a_round
+    result |= {"bytes_up": up, "bytes_down": down}
     rows = {_label(config): own.test._asdict()}
     if NO_NOISE in outcomes:
         rows["same model without noise"] = outcomes[NO_NOISE].test._asdict()
@@ -61,6 +65,7 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
             "",
             statement.sentence,
             *_deployment(statement.data),
+            f"A client sends {up / 1e6:.2f} MB a round and receives {down / 1e6:.2f} MB, the protocol's keys apart.",
             f"Pictures, statement (privacy.md) and metrics: {folder}",
         ]
     )

@@ -70,8 +70,14 @@ class Run:
 
     def __init__(self, config: Config, data: corpus.Corpus, folder: pathlib.Path):
         self.config, self.data, self.folder = config, data, folder
-        self.plan = plan.make(config, population=data.num_clients, vocabulary_origin=data.vocabulary.origin)
         self.sizes = model_sizes(config, data.vocabulary)
+        self.dimension = model.num_params(self.sizes)
+        self.plan = plan.make(
+            config,
+            population=data.num_clients,
+            vocabulary_origin=data.vocabulary.origin,
+            dimension=self.dimension,
+        )
         self.server = server_optimizer(config)
         self.step = rounds.make_round(self.plan.round, self.sizes, self.server, self.plan.mechanism)
         self.mesh = None
@@ -94,7 +100,8 @@ class Run:
         else:
             seed = keys.stream(keys.root(self.config.insecure_noise_seed), "insecure noise")
             secret = np.asarray(jax.random.bits(seed, (8,), jnp.uint32))
-        noise_key = None if self.plan.mechanism is None else entropy.key_from_words(secret)
+        draws = self.plan.mechanism is not None or self.plan.round.secure is not None
+        noise_key = entropy.key_from_words(secret) if draws else None
         params = model.init_params(self.sizes, seed=self.config.seed)
         return State(
             round=rounds.init(self.plan.round, params, self.server, self.plan.mechanism, noise_key),
@@ -125,6 +132,13 @@ class Run:
         planned = metrics.plain(dataclasses.asdict(self.plan.record))
         run_dir.require_same(recorded, planned, where=self.folder / record.MECHANISM_FILE, what="mechanism")
         return at, checkpoint.load(self.checkpoints, at, self.start())
+
+    @property
+    def bytes_a_round(self) -> tuple[int, int]:
+        """What one client sends (its message) and receives (the model in float32); keys of a protocol apart."""
+        down = 4 * self.dimension
+        secured = self.plan.round.secure
+        return (down if secured is None else secured.bytes_up), down
 
     @property
     def checkpoints(self) -> pathlib.Path:
@@ -308,4 +322,5 @@ def _operator(info: Any) -> dict[str, Any]:
         "num_examples": info.num_examples,
         "mean_norm": float(info.norm) / usable,
         "training_loss": float(info.metrics["loss"]) / max(float(info.metrics["batches"]), 1.0),
+        **(info.encoding or {}),  # of secure aggregation: coordinates clamped, clients who rounded again
     }
