@@ -217,7 +217,8 @@ def make_round(
             estimate = state.quantile.clip
             latches = jnp.bool_(True) if mechanism is None else mechanism.starts_segment(state.noise)
             clip_norm = jnp.where(latches, estimate, clip_norm)
-        encode, signs = None, None
+        encode: Any = None
+        signs: Any = None
         if config.secure is not None:
             signs = secure_sum.signs(config.secure, state.step)
             encode = secure_sum.encoder(config.secure, state.rounding, signs, state.step, clip_norm)
