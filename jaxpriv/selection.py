@@ -16,6 +16,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
 
 from jaxpriv import _exact, sampling
@@ -186,12 +187,24 @@ def residual(num_candidates: int, *, max_score: int) -> float:
 
 
 def _flips(key, table, gap):
-    """One coin a candidate, heads with probability `table[gap]` to 128 bits; always heads at gap 0."""
+    """One coin a candidate, heads with probability `table[gap]` to 128 bits; always heads at gap 0.
+
+    The first 32 bits decide all but one coin in 2^32; the other 96 are drawn only where some coin needs them.
+    """
+    key_first, key_rest = jax.random.split(key)
+    num = gap.shape[0]
     # 2^144 is weight 1: limbs 1 to 8 are the 128 leading fractional bits, and limb 9 is set for certainty.
-    limbs = [table[:, i][gap] for i in range(1, 9)]
-    threshold = [limbs[2 * i] | (limbs[2 * i + 1] << jnp.uint32(16)) for i in range(4)][::-1]
-    uniform = words(draw_key(key), gap.shape, 4)
-    return (table[:, 9][gap] > 0) | ~_exact._at_most(threshold, uniform)
+    threshold = [table[:, 2 * i + 1] | (table[:, 2 * i + 2] << jnp.uint32(16)) for i in (3, 2, 1, 0)]
+    first = jnp.concatenate(words(draw_key(key_first), (-(-num // 2),), 2))[:num]
+    heads = first < threshold[0][gap]
+    undecided = first == threshold[0][gap]
+    rest = draw_key(key_rest)
+
+    def decide():
+        below = ~_exact._at_most([t[gap] for t in threshold[1:]], words(rest, (num,), 3))
+        return heads | (undecided & below)
+
+    return (table[:, 9] > 0)[gap] | lax.cond(undecided.any(), decide, lambda: heads)
 
 
 def _uniform_member(key, chosen):

@@ -8,7 +8,7 @@ float32 noise leaves gaps between the values that it can reach.
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int32, Key
+from jaxtyping import Array, Bool, Float, Int, Int32, Key
 
 from jaxpriv import sampling
 
@@ -92,10 +92,22 @@ def truncated_laplace(
     The baseline after Li & Clifton 2021. Each dimension spends epsilon / dim; the number k of sentences is
     public. Assumes real arithmetic.
     """
+    noise = truncation_noise(key, low, high, num_sentences=_count(where), epsilon=epsilon)
+    return truncated_mean(sentences, low, high, where=where) + noise
+
+
+def truncation_noise(
+    key: Key[Array, ""],
+    low: Float[Array, " dim"],
+    high: Float[Array, " dim"],
+    *,
+    num_sentences: Int[Array, ""] | int,
+    epsilon: Scalar,
+) -> Float[Array, " dim"]:
+    """What `truncated_laplace` adds to a `truncated_mean` of `num_sentences` sentences (none counts as one)."""
     _positive("epsilon", epsilon)
-    dim = sentences.shape[1]
-    scale = dim * (high - low) / (_count(where) * epsilon)
-    return truncated_mean(sentences, low, high, where=where) + scale * sampling.laplace(key, (dim,))
+    scale = low.shape[0] * (high - low) / (jnp.maximum(num_sentences, 1) * epsilon)
+    return scale * sampling.laplace(key, low.shape)
 
 
 def clipped_mean(
@@ -131,10 +143,25 @@ def low_rank_noised(
     The noise's mean norm is 2 axes max_norm / (k epsilon): it grows with the number of axes, not with the
     embedding's length. The number k of sentences is public. Assumes real arithmetic.
     """
+    noise = low_rank_noise(
+        key, axes.shape[0], max_norm=max_norm, num_sentences=_count(where), epsilon=epsilon
+    )
+    return clipped_mean(sentences, axes, max_norm=max_norm, where=where) + noise
+
+
+def low_rank_noise(
+    key: Key[Array, ""],
+    num_axes: int,
+    *,
+    max_norm: Scalar,
+    num_sentences: Int[Array, ""] | int,
+    epsilon: Scalar,
+) -> Float[Array, " axes"]:
+    """What `low_rank_noised` adds to a `clipped_mean` of `num_sentences` sentences (none counts as one)."""
     _positive("epsilon", epsilon)
     _positive("max_norm", max_norm)
-    noise = metric_noise(key, (1, axes.shape[0]), scale=2 * max_norm / (_count(where) * epsilon))
-    return clipped_mean(sentences, axes, max_norm=max_norm, where=where) + noise[0]
+    scale = 2 * max_norm / (jnp.maximum(num_sentences, 1) * epsilon)
+    return metric_noise(key, (1, num_axes), scale=scale)[0]
 
 
 def _count(where):

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,16 @@ def choose(area: str, commands: Mapping[str, str], argv: Sequence[str]) -> str |
     if argv[0] not in commands:
         raise InputError(f"unknown command {argv[0]!r}; choose one of {', '.join(commands)}")
     return argv[0]
+
+
+def prepare_devices(devices: int | None) -> None:
+    """Splits a CPU into as many devices as are asked for (None: two, if it has two cores), before jax starts."""
+    if devices is not None and devices < 1:
+        raise InputError(f"--devices must be at least 1, got {devices}")
+    count = devices or min(2, os.cpu_count() or 1)
+    flag = "--xla_force_host_platform_device_count"
+    if "jax" not in sys.modules and flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}={count}".strip()
 
 
 def keep_compilations() -> None:

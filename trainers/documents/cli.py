@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from trainers.common import command, files, manifest, metrics
+from trainers.common import command
 from trainers.common.errors import InputError
 from trainers.documents.config import PRESETS, Config, ReleaseConfig
 
@@ -28,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
     if name in ("fit", "evaluate"):
         description = {"fit": "Fits what a release needs.", "evaluate": "Measures every method."}[name]
         config = command.parse(Config, rest, prog=prog, presets=PRESETS, description=description)
+        begin(config.devices)
         if name == "fit":
             from trainers.documents.fit import fit
 
@@ -38,9 +39,10 @@ def main(argv: Sequence[str]) -> int:
         command.finish(result, as_json=config.json, text=text)
         return 0
     if name == "release":
+        config = parse_release(rest, prog)
+        begin(config.devices)
         from trainers.documents.release import release
 
-        config = parse_release(rest, prog)
         result = release(config)
         text = (
             f"{result['documents']} documents by {result['method']} ({result['variant']}): {result['output']}\n"
@@ -54,6 +56,20 @@ def main(argv: Sequence[str]) -> int:
         command.finish(result, as_json=config.json, text=text)
         return 0
     raise InputError(f"jaxpriv documents: unknown command {name!r}; choose fit, release or evaluate")
+
+
+def begin(devices: int | None) -> None:
+    """Devices and the compilation cache, before jax computes anything.
+
+    Raises:
+      InputError: there are fewer devices.
+    """
+    command.prepare_devices(devices)
+    command.keep_compilations()
+    import jax
+
+    if devices is not None and devices > jax.local_device_count():
+        raise InputError(f"--devices {devices}: there are {jax.local_device_count()}; lower it")
 
 
 def parse_release(argv: Sequence[str], prog: str) -> ReleaseConfig:
@@ -72,6 +88,7 @@ def parse_release(argv: Sequence[str], prog: str) -> ReleaseConfig:
 
 def evaluate(config: Config) -> tuple[dict[str, Any], str]:
     """Runs the evaluation and returns its JSON and its report."""
+    from trainers.common import files, manifest, metrics
     from trainers.documents import evaluate as measure
     from trainers.documents import pictures, preparation, public
 

@@ -49,6 +49,8 @@ class Config:
 
     num_candidates: int = 1000
     """Public documents that a release may come out as (m)."""
+    candidates: Literal["random", "kmedoids"] = "random"
+    """Which public documents are candidates: any, or those nearest to as many k-means centres."""
     min_candidate_sentences: int = 8
     """Candidates have at least so many sentences, where enough documents do."""
     num_clusters: int = 50
@@ -71,6 +73,8 @@ class Config:
 
     seed: int = 0
     """Seed of everything public: candidates, directions, initial weights. Never of a private draw."""
+    devices: int | None = None
+    """Spread documents over so many devices; a CPU is divided into them. None: two on a CPU of two cores or more."""
     insecure_noise_seed: int | None = None
     """Tests only: draws privately released outcomes from this seed, which voids the guarantee."""
     resume: bool = False
@@ -119,6 +123,8 @@ class ReleaseConfig:
     """File that counts releases of each document; None: ledger.json in --run-dir. Keep it private."""
     allow_repeats: bool = False
     """Release documents again that the ledger holds; their epsilons add, and the statement says so."""
+    devices: int | None = None
+    """Spread documents over so many devices; a CPU is divided into them. None: two on a CPU of two cores or more."""
     insecure_noise_seed: int | None = None
     """Tests only: draws from this seed, which voids the guarantee."""
     json: bool = False

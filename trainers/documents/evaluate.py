@@ -61,7 +61,7 @@ def sweep(
     todo = [(n, m) for n, m in built.items() if any((n, e) not in finished for e in config.epsilons)]
     bar = progress.bar(total=len(todo) * len(config.epsilons), what="methods", unit="epsilon")
     for name, method in todo:
-        on_validation, on_test = method.prepare(validation), method.prepare(test)
+        on_validation, on_test = (method.prepare(x, method.variants) for x in (validation, test))
         if name == "deepcandidate" and CEILING in config.methods and (CEILING, None) not in finished:
             writer.write(**_ceiling(method, on_validation, on_test, validation, test))
         for epsilon in config.epsilons:
@@ -90,9 +90,8 @@ def sweep(
             writer.write(**record)
     bar.close()
     if ceiling is not None and (CEILING, None) not in finished:
-        writer.write(
-            **_ceiling(ceiling, ceiling.prepare(validation), ceiling.prepare(test), validation, test)
-        )
+        on_validation, on_test = (ceiling.prepare(x, ceiling.variants) for x in (validation, test))
+        writer.write(**_ceiling(ceiling, on_validation, on_test, validation, test))
 
 
 def _with(config: Config, names: tuple[str, ...]) -> Config:

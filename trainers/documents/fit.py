@@ -25,7 +25,7 @@ def fit(config: Config) -> dict[str, Any]:
     built = methods.build(config, prepared, train, validation)
     bar = progress.bar(total=len(built) * len(config.epsilons), what="choices", unit="epsilon")
     for name, method in built.items():
-        on_validation = method.prepare(validation)
+        on_validation = method.prepare(validation, method.variants)
         for epsilon in config.epsilons:
             variant, score = evaluate.choose(method, on_validation, validation, root, epsilon)
             choices.setdefault(name, {})[format(epsilon, "g")] = variant

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxpriv import depth, keys
+from jaxpriv import depth, keys, worddp
 from trainers.documents import mechanisms, networks
 from trainers.documents.config import Config
 from trainers.documents.data import Encoded
-from trainers.documents.public import Public, unit
+from trainers.documents.public import VOTE_EPSILONS, Public, unit
 
 
 class Released(NamedTuple):
@@ -30,8 +31,9 @@ class Method:
     """How documents are released.
 
     variants: what validation chooses among. utility: its name in `accounting.document_epsilon`.
-    prepare: what all epsilons of a set of documents share. draws: whether a candidate is drawn (its
-    guarantee then holds up to `selection.residual`), else noise is added (which assumes real arithmetic).
+    draws: whether a candidate is drawn (its guarantee then holds up to `selection.residual`), else noise is
+    added (which assumes real arithmetic).
+    prepare: (documents, variants) to what all epsilons and trials share, by variant; it is not private.
     release: (prepared, documents, one key a document, epsilon, variant) to Released.
     predict: (released, epsilon, variant) to class indices.
     """
@@ -40,8 +42,8 @@ class Method:
     variants: tuple[str, ...]
     utility: str
     draws: bool
-    prepare: Callable[[Encoded], Any]
-    release: Callable[[Any, Encoded, jax.Array, float, str], Released]
+    prepare: Callable[[Encoded, tuple[str, ...]], dict[str, Any]]
+    release: Callable[[dict[str, Any], Encoded, jax.Array, float, str], Released]
     predict: Callable[[Released, float, str], np.ndarray]
 
 
@@ -64,7 +66,7 @@ def _drawn(
     name: str,
     utility: str,
     variants: tuple[str, ...],
-    scores: Callable[[Encoded], dict[str, np.ndarray]],
+    scores: Callable[[Encoded, tuple[str, ...]], dict[str, np.ndarray]],
     embeddings: np.ndarray,
     labels: np.ndarray,
     *,
@@ -81,6 +83,7 @@ def _drawn(
             sensitivity=sensitivity,
             max_score=int(most_a_sentence * documents.counts.max(initial=1)),
             mechanism=config.selection,
+            devices=config.devices,
         )
         return Released(embeddings[drawn], drawn)
 
@@ -95,13 +98,28 @@ def _drawn(
     )
 
 
+def _depths(
+    config: Config,
+    documents: Encoded,
+    prepared: depth.Prepared,
+    kind: str,
+    numbers: tuple[int, ...],
+    wanted: tuple[str, ...],
+) -> dict[str, np.ndarray]:
+    """Depths for those of "P KIND" that are wanted."""
+    numbers = tuple(p for p in numbers if f"{p} {kind}" in wanted)
+    if not numbers:
+        return {}
+    found = mechanisms.depth_scores(documents, prepared, num_directions=numbers, devices=config.devices)
+    return {f"{p} {kind}": found[p] for p in numbers}
+
+
 def _deepcandidate(config: Config, public: Public, train: Encoded, validation: Encoded) -> Method:
     prepared = jax.jit(depth.prepare)(public.recoded_means, public.directions)
 
-    def scores(documents):
+    def scores(documents, wanted):
         recoded = documents.with_vectors(public.recoder(documents.vectors))
-        found = mechanisms.depth_scores(recoded, prepared, num_directions=config.num_directions)
-        return {f"{p} random directions": found[p] for p in config.num_directions}
+        return _depths(config, recoded, prepared, "random directions", config.num_directions, wanted)
 
     variants = tuple(f"{p} random directions" for p in config.num_directions)
     labels = public.recoded_classifier.predict(public.recoded_means)
@@ -115,15 +133,15 @@ def _depth_without_recoder(config: Config, public: Public, train: Encoded, valid
     axes = tuple(r for r in config.num_axes if r <= len(public.principal))
     kinds = {
         "random directions": (public.directions, config.num_directions),
+        "pair differences": (public.pairs, config.num_directions),
         "principal axes": (public.principal, axes),
     }
     prepared = {k: jax.jit(depth.prepare)(public.means, d) for k, (d, _) in kinds.items()}
 
-    def scores(documents):
+    def scores(documents, wanted):
         out = {}
         for kind, (_, numbers) in kinds.items():
-            found = mechanisms.depth_scores(documents, prepared[kind], num_directions=numbers)
-            out.update({f"{p} {kind}": found[p] for p in numbers})
+            out |= _depths(config, documents, prepared[kind], kind, numbers, wanted)
         return out
 
     variants = tuple(f"{p} {kind}" for kind, (_, numbers) in kinds.items() for p in numbers)
@@ -137,141 +155,186 @@ def _depth_without_recoder(config: Config, public: Public, train: Encoded, valid
 def _bounded_sum(config: Config, public: Public, train: Encoded, validation: Encoded) -> Method:
     labels = public.classifier.predict(public.means)
     cosine = unit(public.means)
-    votes = np.eye(len(train.classes), dtype=np.float32)[labels]
-    ranges = {f"cosine {a:g}-{b:g}%": (a, b) for a, b in ((50.0, 99.0), (50.0, 99.9), (80.0, 99.9))}
+    q = public.quantiles
+    ranges = {f"cosine {a:g}-{b:g}%": (q[a], q[b]) for a, b in ((50.0, 99.0), (50.0, 99.9), (80.0, 99.9))}
+    # Learned on public sentences: how much a sentence speaks for the candidate's label.
+    learned = {f"votes learned at {e:g}": v for e, v in zip(VOTE_EPSILONS, public.votes)}
 
-    def scores(documents):
+    def scores(documents, wanted):
         out = {}
-        for name, (a, b) in ranges.items():
-            out[name] = mechanisms.bounded_scores(
-                documents,
-                cosine,
-                low=public.quantiles[a],
-                high=public.quantiles[b],
+        for name, (low, high) in ranges.items():
+            if name in wanted:
+                out[name] = mechanisms.bounded_scores(
+                    documents, cosine, low=low, high=high, num_steps=config.num_steps, devices=config.devices
+                )
+        for name, votes in learned.items():
+            if name in wanted:
+                out[name] = mechanisms.vote_scores(
+                    documents, votes.votes(documents.vectors), labels, num_steps=config.num_steps
+                )
+        if _BOTH in wanted:  # half for the label, half for a candidate like the sentence
+            votes = public.votes[-1].votes(documents.vectors)
+            width = q[99.9] - q[50.0]
+            out[_BOTH] = mechanisms.bounded_scores(
+                documents.with_vectors(np.concatenate([votes, documents.vectors / width], 1)),
+                np.concatenate([np.eye(votes.shape[1], dtype=np.float32)[labels], cosine], 1),
+                low=q[50.0] / width,
+                high=q[50.0] / width + 2.0,
                 num_steps=config.num_steps,
-            )
-        # Learned on public sentences: how likely a sentence is to come from a document of the candidate's label.
-        posterior = public.sentence_classifier.posterior(documents.vectors)
-        width = public.quantiles[99.9] - public.quantiles[50.0]
-        features = {
-            "learned": (posterior, votes, 0.0, 1.0),
-            "learned and cosine": (
-                np.concatenate([posterior, documents.vectors / width], 1),
-                np.concatenate([votes, cosine], 1),
-                public.quantiles[50.0] / width,
-                public.quantiles[50.0] / width + 2.0,
-            ),
-        }
-        for name, (sentences, candidates, low, high) in features.items():
-            out[name] = mechanisms.bounded_scores(
-                documents.with_vectors(sentences), candidates, low=low, high=high, num_steps=config.num_steps
+                devices=config.devices,
             )
         return out
 
-    variants = (*ranges, "learned", "learned and cosine")
     return _drawn(
-        config, "bounded_sum", "bounded_sum", variants, scores, public.means, labels,
+        config, "bounded_sum", "bounded_sum", (*ranges, *learned, _BOTH), scores, public.means, labels,
         sensitivity=config.num_steps, most_a_sentence=config.num_steps,
     )  # fmt: skip
 
 
-def _noised(
-    config: Config,
-    name: str,
-    variants: tuple[str, ...],
-    noise: Callable[[Encoded, jax.Array, float, str], np.ndarray],
-    train: Encoded,
-    validation: Encoded,
-) -> Method:
-    """A method that adds noise; its classifier has learned from public documents released the same way."""
-    classifiers: dict[tuple[float, str], networks.Classifier] = {}
-    root = keys.stream(keys.root(config.seed), f"{name}: public releases to learn from")
-
-    def classifier(epsilon, variant):
-        if (epsilon, variant) not in classifiers:
-            stream = keys.stream(root, f"{epsilon:g} {variant}")
-            released = [
-                noise(x, jax.random.split(keys.stream(stream, part), len(x.ids)), epsilon, variant)
-                for part, x in (("train", train), ("validation", validation))
-            ]
-            classifiers[epsilon, variant] = networks.train_classifier(
-                keys.stream(stream, "classifier"),
-                released[0],
-                train.labels,
-                (released[1], validation.labels),
-                len(train.classes),
-            )
-        return classifiers[epsilon, variant]
-
-    def release(prepared, documents, key_rows, epsilon, variant):
-        vectors = noise(documents, key_rows, epsilon, variant)
-        return Released(vectors, np.full(len(vectors), -1, np.int32))
-
-    return Method(
-        name=name,
-        variants=variants,
-        utility=name,
-        draws=False,
-        prepare=lambda documents: None,
-        release=release,
-        predict=lambda released, epsilon, variant: classifier(epsilon, variant).predict(released.vectors),
-    )
+_BOTH = "votes and cosine"
 
 
 def _truncation(config: Config, public: Public, train: Encoded, validation: Encoded) -> Method:
     """The paper's baseline; its classifier learns from truncated means without noise."""
+    (variant,) = variants = ("central 75 %",)
 
-    def clamped(x):
-        return x.with_vectors(np.clip(x.vectors, public.low, public.high)).means
+    def means(documents, wanted=variants):
+        found = mechanisms.truncated_means(documents, public.low, public.high, devices=config.devices)
+        return {variant: found}
 
     classifier = networks.train_classifier(
         keys.stream(keys.root(config.seed), "truncation classifier"),
-        clamped(train),
+        means(train)[variant],
         train.labels,
-        (clamped(validation), validation.labels),
+        (means(validation)[variant], validation.labels),
         len(train.classes),
     )
 
     def release(prepared, documents, key_rows, epsilon, variant):
-        vectors = mechanisms.truncated_means(documents, key_rows, public.low, public.high, epsilon=epsilon)
-        return Released(vectors, np.full(len(vectors), -1, np.int32))
+        noise = mechanisms.truncation_noise(
+            key_rows, documents.counts, public.low, public.high, epsilon=epsilon
+        )
+        return Released(prepared[variant] + noise, np.full(len(noise), -1, np.int32))
 
     return Method(
         name="truncation",
-        variants=("central 75 %",),
+        variants=variants,
         utility="truncation",
         draws=False,
-        prepare=lambda documents: None,
+        prepare=means,
         release=release,
         predict=lambda released, epsilon, variant: classifier.predict(released.vectors),
     )
 
 
-def _low_rank(config: Config, public: Public, train: Encoded, validation: Encoded) -> Method:
-    dim, num_classes = train.vectors.shape[1], len(train.classes)
-    spaces: dict[str, tuple[np.ndarray, bool]] = {
-        f"{r} principal axes": (public.principal[:r], False) for r in config.num_axes if r <= dim
-    }
-    spaces[f"{len(public.discriminant)} discriminant axes"] = (public.discriminant, False)
-    spaces["learned posterior"] = (np.eye(num_classes, dtype=np.float32), True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Space:
+    """Public axes, rows of `axes`, that low-rank means live in. learned: of votes instead of embeddings.
 
-    def features(documents, learned):
-        if learned:
-            return documents.with_vectors(
-                public.sentence_classifier.posterior(documents.vectors) - 1 / num_classes
-            )
+    nearest: the released vector is the candidate that is nearest in the space (post-processing).
+    """
+
+    axes: np.ndarray
+    learned: bool = False
+    nearest: bool = False
+
+
+def _low_rank(config: Config, public: Public, train: Encoded, validation: Encoded) -> Method:
+    """Noise in few dimensions; a classifier of its own has learned from public documents released the same way."""
+    spaces = {
+        f"{r} principal axes": _Space(axes=public.principal[:r])
+        for r in config.num_axes
+        if r <= len(public.principal)
+    }
+    spaces[f"{len(public.discriminant)} discriminant axes"] = _Space(axes=public.discriminant)
+    for name in list(spaces)[1::3]:  # the second number of principal axes, and the discriminant ones
+        spaces[f"{name}, nearest candidate"] = dataclasses.replace(spaces[name], nearest=True)
+    contrasts = np.linalg.svd(np.eye(len(train.classes)) - 1 / len(train.classes))[2][:-1]
+    spaces["learned votes"] = _Space(axes=contrasts.astype(np.float32), learned=True)
+    labels = public.classifier.predict(public.means)
+
+    def features(documents, space):
+        if space.learned:
+            return documents.with_vectors(public.votes[-1].votes(documents.vectors))
         return documents.with_vectors(documents.vectors - public.centre)
 
-    norms = {}
-    for variant, (axes, learned) in spaces.items():
-        sample = features(train.take(np.arange(min(len(train.ids), 1000))), learned).vectors @ axes.T
-        norms[variant] = float(np.median(np.linalg.norm(sample, axis=1)))
+    sample = train.take(np.arange(min(len(train.ids), 1000)))
+    norms = {
+        variant: float(np.median(np.linalg.norm(features(sample, s).vectors @ s.axes.T, axis=1)))
+        for variant, s in spaces.items()
+    }
 
-    def noise(documents, key_rows, epsilon, variant):
-        axes, learned = spaces[variant]
-        found = mechanisms.noised_means(
-            features(documents, learned), key_rows, axes, max_norm=norms[variant], epsilon=epsilon
+    def means(documents, wanted=tuple(spaces)):
+        return {
+            variant: mechanisms.clipped_means(
+                features(documents, spaces[variant]),
+                spaces[variant].axes,
+                max_norm=norms[variant],
+                devices=config.devices,
+            )
+            for variant in wanted
+        }
+
+    def noised(prepared, documents, key_rows, epsilon, variant):
+        return prepared[variant] + mechanisms.low_rank_noise(
+            key_rows, documents.counts, len(spaces[variant].axes), max_norm=norms[variant], epsilon=epsilon
         )
-        return found if learned else (public.centre + found @ axes).astype(np.float32)
 
-    return _noised(config, "low_rank", tuple(spaces), noise, train, validation)
+    def release(prepared, documents, key_rows, epsilon, variant):
+        space, found = spaces[variant], noised(prepared, documents, key_rows, epsilon, variant)
+        rows = np.full(len(found), -1, np.int32)
+        if space.learned:
+            return Released(found, rows)
+        if space.nearest:
+            places = (public.means - public.centre) @ space.axes.T
+            rows = np.asarray(worddp.nearest(jnp.asarray(found), jnp.asarray(places)))
+            return Released(public.means[rows], rows)
+        return Released((public.centre + found @ space.axes).astype(np.float32), rows)
+
+    root = keys.stream(keys.root(config.seed), "low_rank: public releases to learn from")
+    classifiers: dict[tuple[float, str], networks.Classifier] = {}
+    public_means: dict[str, list[np.ndarray]] = {}  # of train and validation, for each variant
+
+    def classifier(epsilon, variant):
+        if variant not in public_means:
+            public_means[variant] = [means(x, (variant,))[variant] for x in (train, validation)]
+        if (epsilon, variant) not in classifiers:
+            stream = keys.stream(root, f"{epsilon:g} {variant}")
+            found = [
+                noised(
+                    {variant: prepared},
+                    x,
+                    jax.random.split(keys.stream(stream, part), len(x.ids)),
+                    epsilon,
+                    variant,
+                )
+                for prepared, part, x in zip(
+                    public_means[variant], ("train", "validation"), (train, validation)
+                )
+            ]
+            classifiers[epsilon, variant] = networks.train_classifier(
+                keys.stream(stream, "classifier"),
+                found[0],
+                train.labels,
+                (found[1], validation.labels),
+                len(train.classes),
+                hidden=64,
+            )
+        return classifiers[epsilon, variant]
+
+    def predict(released, epsilon, variant):
+        space = spaces[variant]
+        if space.nearest:
+            return labels[released.candidates]
+        found = released.vectors if space.learned else (released.vectors - public.centre) @ space.axes.T
+        return classifier(epsilon, variant).predict(found)
+
+    return Method(
+        name="low_rank",
+        variants=tuple(spaces),
+        utility="low_rank",
+        draws=False,
+        prepare=means,
+        release=release,
+        predict=predict,
+    )

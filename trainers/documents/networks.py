@@ -19,6 +19,7 @@ from jaxpriv import keys
 from trainers.documents.data import Encoded
 
 EPOCHS = 20
+PATIENCE = 5
 
 
 class MLP(nnx.Module):
@@ -43,9 +44,9 @@ class Classifier(NamedTuple):
     def logits(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(_logits(self.graph, self.state, (x - self.centre) / self.scale))
 
-    def posterior(self, x: np.ndarray) -> np.ndarray:
-        """Probability of each class, float32 [rows, classes]; each row is a function of its own input."""
-        return _in_blocks(lambda part: jax.nn.softmax(self.logits(part)), x)
+    def votes(self, x: np.ndarray) -> np.ndarray:
+        """Logistic scores in [0, 1], float32 [rows, classes]; each row is a function of its own input."""
+        return _in_blocks(lambda part: jax.nn.sigmoid(self.logits(part)), x)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         return self.logits(x).argmax(1).astype(np.int32)
@@ -89,22 +90,27 @@ def train_classifier(
     hidden: int = 256,
     batch_size: int = 128,
 ) -> Classifier:
-    """Trains by Adam on cross-entropy; the epoch with the best macro-F1 on `validation` is kept."""
+    """Trains by Adam on cross-entropy; the epoch with the best macro-F1 on `validation` is kept.
+
+    Training ends early when PATIENCE epochs have brought nothing better.
+    """
     known = labels >= 0
     centre = inputs.mean(0)
     scale = float(np.sqrt(((inputs - centre) ** 2).mean()) + 1e-12)
     x, y = jnp.asarray((inputs[known] - centre) / scale), jnp.asarray(labels[known])
     graph, state = nnx.split(MLP(inputs.shape[1], hidden, num_classes, nnx.Rngs(keys.stream(key, "initial"))))
     size = min(batch_size, len(y))
-    moments, best, kept = _ADAM.init(state), -1.0, state
+    moments, best, kept, best_number = _ADAM.init(state), -1.0, state, 0
     for number in range(EPOCHS):
+        if number - best_number > PATIENCE:
+            break
         order = jax.random.permutation(keys.for_round(keys.stream(key, "order"), number), len(y))
         order = order[: len(y) // size * size].reshape(-1, size)
         state, moments = _classifier_epoch(graph, state, moments, x, y, order)
         now = Classifier(graph, state, centre, scale)
         score = macro_f1(validation[1], now.predict(validation[0]), num_classes)
         if score > best:
-            best, kept = score, state
+            best, kept, best_number = score, state, number
     return Classifier(graph, kept, centre, scale)
 
 
@@ -157,7 +163,7 @@ def train_recoder(
     hidden: int = 768,
     learning_rate: float = 1e-3,
     batch_size: int = 64,
-    max_sentences: int = 16,
+    max_sentences: int = 8,
 ):
     """Yields H after each epoch: sentences through H, averaged, through a linear head to the document's cluster.
 
@@ -189,29 +195,96 @@ def train_recoder(
 
         return jax.lax.scan(step, (state, moments), (rows, places, where))[0]
 
-    usable = np.flatnonzero(train.counts > 0)
     for number in range(EPOCHS):
-        rng = np.random.default_rng(
-            np.asarray(jax.random.key_data(keys.for_round(keys.stream(key, "order"), number)))
+        rows, places, where = _epoch_batches(
+            keys.for_round(keys.stream(key, "order"), number), train, batch_size, max_sentences
         )
-        order = rng.permutation(usable)
-        size = min(batch_size, len(order))
-        order = order[: len(order) // size * size]
-        places = np.zeros((len(order), max_sentences), np.int32)
-        where = np.arange(max_sentences)[None] < train.counts[order][:, None]
-        for i, row in enumerate(order):
-            count = int(train.counts[row])
-            chosen = rng.permutation(count)[:max_sentences] if count > max_sentences else np.arange(count)
-            places[i, : len(chosen)] = train.offsets[row] + chosen
-        shape = (len(order) // size, size)
-        state, moments = epoch(
-            state,
-            moments,
-            order.reshape(shape).astype(np.int32),
-            places.reshape(*shape, -1),
-            where.reshape(*shape, -1),
-        )
+        state, moments = epoch(state, moments, rows, places, where)
         yield Recoder(*nnx.split(nnx.merge(graph, state)[0]))
+
+
+def _epoch_batches(
+    key: jax.Array, train: Encoded, batch_size: int, max_sentences: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Documents [steps, batch], rows of their sentences [steps, batch, max_sentences] and a mask of those."""
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    order = rng.permutation(np.flatnonzero(train.counts > 0))
+    size = min(batch_size, len(order))
+    order = order[: len(order) // size * size]
+    places = np.zeros((len(order), max_sentences), np.int32)
+    where = np.arange(max_sentences)[None] < train.counts[order][:, None]
+    for i, row in enumerate(order):
+        count = int(train.counts[row])
+        chosen = rng.permutation(count)[:max_sentences] if count > max_sentences else np.arange(count)
+        places[i, : len(chosen)] = train.offsets[row] + chosen
+    shape = (len(order) // size, size)
+    return order.reshape(shape).astype(np.int32), places.reshape(*shape, -1), where.reshape(*shape, -1)
+
+
+def train_votes(
+    key: Key[Array, ""],
+    train: Encoded,
+    validation: Encoded,
+    shares: np.ndarray,
+    *,
+    epsilon: float,
+    hidden: int = 128,
+    batch_size: int = 128,
+    learning_rate: float = 2e-3,
+    max_sentences: int = 24,
+    epochs: int = 12,
+) -> Classifier:
+    """Learns what a sentence votes: scores in [0, 1] whose private draw at `epsilon` finds the label most often.
+
+    The exponential mechanism over candidates draws class c with probability P(c) proportional to
+    `shares[c] exp(epsilon / 2 sum_i votes(s_i)[c])`. Training maximises sqrt(P(label)), between likelihood, which
+    would hedge, and P itself, whose gradient vanishes where it is small (Zhang & Sabuncu 2018,
+    arXiv:1805.07836). Any bounded votes serve any other epsilon too, less well.
+
+    Args:
+      shares: of the classes among the candidates.
+    """
+    known = train.take(np.flatnonzero((train.labels >= 0) & (train.counts > 0)))
+    centre = known.vectors.mean(0)
+    scale = float(np.sqrt(((known.vectors - centre) ** 2).mean()) + 1e-12)
+    x, y = jnp.asarray((known.vectors - centre) / scale), jnp.asarray(known.labels)
+    log_shares = np.log(np.maximum(shares, 1e-6)).astype(np.float32)
+    graph, state = nnx.split(MLP(x.shape[1], hidden, len(shares), nnx.Rngs(keys.stream(key, "initial"))))
+    steps = max(1, len(y) // min(batch_size, len(y))) * epochs
+    optimizer = optax.adamw(optax.cosine_decay_schedule(learning_rate, steps), weight_decay=1e-3)
+    moments, best, kept = optimizer.init(state), -1.0, state
+
+    @jax.jit
+    def epoch(state, moments, rows, places, where):
+        def step(carry, batch):
+            state, moments = carry
+            row, place, mask = batch
+
+            def loss(state):
+                votes = jax.nn.sigmoid(nnx.merge(graph, state)(x[place]))
+                totals = jnp.where(mask[..., None], votes, 0).sum(1)
+                log_p = jax.nn.log_softmax(log_shares[None] + epsilon / 2 * totals)
+                return -jnp.exp(jnp.take_along_axis(log_p, y[row][:, None], 1) / 2).mean()
+
+            updates, moments = optimizer.update(jax.grad(loss)(state), moments, state)
+            return (optax.apply_updates(state, updates), moments), None
+
+        return jax.lax.scan(step, (state, moments), (rows, places, where))[0]
+
+    for number in range(epochs):
+        batches = _epoch_batches(
+            keys.for_round(keys.stream(key, "order"), number), known, batch_size, max_sentences
+        )
+        state, moments = epoch(state, moments, *batches)
+        now = Classifier(graph, state, centre, scale)
+        votes = now.votes(validation.vectors)
+        running = np.concatenate([np.zeros((1, len(shares))), np.cumsum(votes, 0, dtype=np.float64)])
+        totals = running[validation.offsets[1:]] - running[validation.offsets[:-1]]
+        law = np.asarray(jax.nn.softmax(log_shares[None] + epsilon / 2 * totals.astype(np.float32)))
+        right = [law[validation.labels == c, c].mean() for c in np.unique(validation.labels) if c >= 0]
+        if np.mean(right) > best:
+            best, kept = float(np.mean(right)), state
+    return Classifier(graph, kept, centre, scale)
 
 
 def kmeans(key: Key[Array, ""], points: np.ndarray, num_clusters: int) -> tuple[np.ndarray, np.ndarray]:

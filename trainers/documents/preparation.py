@@ -63,7 +63,11 @@ def open_run_dir(config: Config) -> pathlib.Path:
     if config.resume and (folder / "config.json").is_file():
         before = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         now = manifest.config_dict(config)
-        changed = [k for k, v in now.items() if k not in ("resume", "json", "run_dir") and before.get(k) != v]
+        changed = [
+            k
+            for k, v in now.items()
+            if k not in ("resume", "json", "run_dir", "devices") and before.get(k) != v
+        ]
         if changed:
             raise InputError(
                 f"--resume: {', '.join(changed)} differ from {folder / 'config.json'}; keep the settings"

@@ -22,7 +22,8 @@ class Public:
     rows: training documents that are candidates. means: their mean embeddings, [candidates, dim].
     classifier: labels from mean embeddings. recoder, recoded_classifier: H and its MLP.
     directions: random unit vectors. principal, discriminant: orthonormal public axes, most telling first.
-    recoded_means: of the candidates' recoded sentences. sentence_classifier: a document's label from one sentence.
+    recoded_means: of the candidates' recoded sentences.
+    votes: what a sentence votes, learned for each of VOTE_EPSILONS. pairs: unit differences of candidate pairs.
     centre: mean of the public sentences. low, high: the box of truncation, [dim].
     quantiles: of public sentence-candidate cosines, by percent.
     """
@@ -33,8 +34,9 @@ class Public:
     recoder: networks.Recoder
     recoded_classifier: networks.Classifier
     recoded_means: np.ndarray
-    sentence_classifier: networks.Classifier
+    votes: tuple[networks.Classifier, ...]
     directions: np.ndarray
+    pairs: np.ndarray
     principal: np.ndarray
     discriminant: np.ndarray
     centre: np.ndarray
@@ -44,6 +46,7 @@ class Public:
 
 
 QUANTILES = (50.0, 80.0, 99.0, 99.9)
+VOTE_EPSILONS = (2.0, 5.0, 10.0)
 
 
 def prepare(config: Config, train: Encoded, validation: Encoded) -> Public:
@@ -68,7 +71,7 @@ def prepare(config: Config, train: Encoded, validation: Encoded) -> Public:
     sample = train.vectors[generator.integers(0, len(train.vectors), 2000)]
     cosines = sample @ unit(means[rows]).T
     low, high = np.percentile(means, [12.5, 87.5], axis=0).astype(np.float32)
-    sentence_labels = [np.repeat(x.labels, x.counts) for x in (train, validation)]
+    shares = np.bincount(classifier.predict(means[rows]), minlength=num_classes) / len(rows)
     return Public(
         rows=rows,
         means=means[rows],
@@ -76,15 +79,14 @@ def prepare(config: Config, train: Encoded, validation: Encoded) -> Public:
         recoder=recoder,
         recoded_classifier=recoded,
         recoded_means=train.take(rows).with_vectors(recoder(train.take(rows).vectors)).means,
-        sentence_classifier=networks.train_classifier(
-            keys.stream(root, "sentence classifier"),
-            train.vectors,
-            sentence_labels[0],
-            (validation.vectors, sentence_labels[1]),
-            num_classes,
-            batch_size=512,
+        votes=tuple(
+            networks.train_votes(
+                keys.stream(root, f"votes {epsilon:g}"), train, validation, shares, epsilon=epsilon
+            )
+            for epsilon in VOTE_EPSILONS
         ),
         directions=unit(directions.astype(np.float32)),
+        pairs=pair_differences(generator, means[rows], max(config.num_directions)),
         principal=principal_axes(means - centre, max(config.num_axes)),
         discriminant=discriminant_axes(means - centre, train.labels, num_classes),
         centre=centre,
@@ -105,7 +107,29 @@ def choose_candidates(generator: np.random.Generator, train: Encoded, config: Co
     eligible = np.flatnonzero(counts >= least)
     if len(eligible) < 2:
         raise InputError("fewer than two training documents have 2 sentences or more: nothing to choose from")
+    if config.candidates == "kmedoids" and len(eligible) > config.num_candidates:
+        points = train.means[eligible]
+        seed = jax.random.key(int(generator.integers(2**31)))
+        centres, _ = networks.kmeans(seed, points, config.num_candidates)
+        eligible = eligible[nearest_distinct(centres, points)]
     return generator.permutation(eligible)[: config.num_candidates]
+
+
+def nearest_distinct(centres: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """The row of `points` nearest to each centre in turn, none twice: k-medoids from k-means."""
+    squares = (points**2).sum(1)[None] - 2 * centres @ points.T
+    chosen = np.zeros(len(centres), np.int64)
+    for i, row in enumerate(squares):
+        chosen[i] = row.argmin()
+        squares[:, chosen[i]] = np.inf
+    return chosen
+
+
+def pair_differences(generator: np.random.Generator, points: np.ndarray, num: int) -> np.ndarray:
+    """Unit differences of `num` random pairs of points: directions along which candidates really differ."""
+    first = generator.integers(0, len(points), num)
+    second = (first + generator.integers(1, len(points), num)) % len(points)
+    return unit(points[first] - points[second]).astype(np.float32)
 
 
 def fit_recoder(

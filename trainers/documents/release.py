@@ -37,8 +37,8 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
         raise InputError(f"--output {output} cannot be written: give a file in a folder that exists")
     folder = pathlib.Path(config.run_dir)
     fitted = store.load(folder)
-    if config.selection is not None:
-        fitted = fitted._replace(config=dataclasses.replace(fitted.config, selection=config.selection))
+    changed = {"devices": config.devices} | ({"selection": config.selection} if config.selection else {})
+    fitted = fitted._replace(config=dataclasses.replace(fitted.config, **changed))
     name, variant = choice(fitted, config)
     documents = data.read_private(config.data)
     encoder = preparation.open_encoder(fitted.config.encoder)
@@ -59,7 +59,7 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
                 "release adds its epsilon to theirs: give --allow-repeats to spend it, or leave them out"
             )
         key_rows = document_keys(config, documents.ids, [len(entries) for entries in before])
-        released = method.release(method.prepare(encoded), encoded, key_rows, config.epsilon, variant)
+        released = release_all(method, encoded, key_rows, config.epsilon, variant)
         for i, t in zip(documents.ids, documents.texts):
             ledger.add(i, t, ledgers.Entry(config.epsilon, name))
         after = [ledger.spent(i, t) for i, t in zip(documents.ids, documents.texts)]
@@ -81,6 +81,24 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
         "guarantee": statement.data,
         "seconds": time.monotonic() - started,
     }
+
+
+def release_all(
+    method: methods.Method,
+    documents: data.Encoded,
+    key_rows: jax.Array,
+    epsilon: float,
+    variant: str,
+    *,
+    chunk: int = 2048,
+) -> methods.Released:
+    """One release of every document, a part at a time: memory does not grow with their number times candidates."""
+    parts = []
+    for start in range(0, len(documents.ids), chunk):
+        part = documents.take(np.arange(start, min(start + chunk, len(documents.ids))))
+        prepared = method.prepare(part, (variant,))
+        parts.append(method.release(prepared, part, key_rows[start : start + chunk], epsilon, variant))
+    return methods.Released(*(np.concatenate(column) for column in zip(*parts)))
 
 
 def choice(fitted: store.Fitted, config: ReleaseConfig) -> tuple[str, str]:

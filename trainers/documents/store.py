@@ -14,10 +14,10 @@ from trainers.common.errors import InputError
 from trainers.documents import networks
 from trainers.documents.config import Config
 from trainers.documents.data import Encoded
-from trainers.documents.public import Public
+from trainers.documents.public import VOTE_EPSILONS, Public
 
-_NETWORKS = ("classifier", "recoded_classifier", "sentence_classifier")
-_FORMAT = 1
+_NETWORKS = ("classifier", "recoded_classifier")
+_FORMAT = 2
 
 
 class Fitted(NamedTuple):
@@ -42,14 +42,16 @@ def save(folder: pathlib.Path, fitted: Fitted) -> None:
     arrays: dict[str, Any] = {
         name: getattr(public, name)
         for name in (
-            "rows", "means", "recoded_means", "directions", "principal", "discriminant", "centre", "low", "high"
+            "rows", "means", "recoded_means", "directions", "pairs", "principal", "discriminant", "centre", "low",
+            "high",
         )
     }  # fmt: skip
     arrays["quantile_percents"] = np.array(list(public.quantiles))
     arrays["quantile_values"] = np.array(list(public.quantiles.values()))
     arrays |= {f"recoder/{k}": v for k, v in _flatten(public.recoder.state).items()}
-    for name in _NETWORKS:
-        classifier = getattr(public, name)
+    classifiers = {name: getattr(public, name) for name in _NETWORKS}
+    classifiers |= {f"votes{i}": votes for i, votes in enumerate(public.votes)}
+    for name, classifier in classifiers.items():
         arrays |= {f"{name}/{k}": v for k, v in _flatten(classifier.state).items()}
         arrays |= {f"{name}/centre": classifier.centre, f"{name}/scale": np.float64(classifier.scale)}
     with files.atomic_write(folder / "public.npz", "wb") as file:
@@ -122,10 +124,12 @@ def _public(arrays: dict[str, np.ndarray]) -> Public:
         return graph, state
 
     plain: dict[str, Any] = {k: v for k, v in arrays.items() if "/" not in k and not k.startswith("quantile")}
-    found: dict[str, Any] = {
-        name: networks.Classifier(*state(name), arrays[f"{name}/centre"], float(arrays[f"{name}/scale"]))
-        for name in _NETWORKS
-    }
+
+    def classifier(name: str) -> networks.Classifier:
+        return networks.Classifier(*state(name), arrays[f"{name}/centre"], float(arrays[f"{name}/scale"]))
+
+    found: dict[str, Any] = {name: classifier(name) for name in _NETWORKS}
+    found["votes"] = tuple(classifier(f"votes{i}") for i in range(len(VOTE_EPSILONS)))
     quantiles = dict(zip(arrays["quantile_percents"].tolist(), arrays["quantile_values"].tolist()))
     return Public(**plain, **found, recoder=networks.Recoder(*state("recoder")), quantiles=quantiles)
 

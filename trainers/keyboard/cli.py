@@ -1,10 +1,6 @@
 """`jaxpriv keyboard`: train, evaluate, compare."""
 
-import os
-import sys
-
 from trainers.common import command
-from trainers.common.errors import InputError
 
 COMMANDS = {
     "train": "train a private model, with its guarantee, pictures and baselines",
@@ -29,7 +25,7 @@ def main(argv: list[str]) -> int:
     config = command.parse(
         kind, rest, prog=f"jaxpriv keyboard {name}", presets=presets, description=kind.__doc__ or ""
     )
-    prepare_devices(getattr(config, "devices", None))
+    command.prepare_devices(getattr(config, "devices", None))
     command.keep_compilations()
     from trainers.keyboard import session
 
@@ -37,13 +33,3 @@ def main(argv: list[str]) -> int:
     result, text = run(config)
     command.finish(result, as_json=config.json, text=text)  # pyright: ignore[reportAttributeAccessIssue]
     return 0
-
-
-def prepare_devices(devices: int | None) -> None:
-    """Splits a CPU into as many devices as are asked for (None: two, if it has two cores), before jax starts."""
-    if devices is not None and devices < 1:
-        raise InputError(f"--devices must be at least 1, got {devices}")
-    count = devices or min(2, os.cpu_count() or 1)
-    flag = "--xla_force_host_platform_device_count"
-    if "jax" not in sys.modules and flag not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}={count}".strip()
