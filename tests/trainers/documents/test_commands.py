@@ -24,6 +24,8 @@ SMALL = [
     "1",
     "--epsilons",
     "10",
+    "--devices",
+    "1",
 ]
 
 
@@ -116,15 +118,15 @@ def test_the_same_text_under_another_name_counts_as_released(capsys, fitted, tmp
 
 def test_releases_differ_from_call_to_call(capsys, fitted, tmp_path):
     """Selection keys come from the system: equal documents, ids and budgets give different noise."""
-    document, rows = tmp_path / "x.txt", []
-    document.write_text("The ship was in the harbour. The captain.")
+    documents, rows = tmp_path / "x.jsonl", []
+    documents.write_text("".join('{"text": "The ship was in the harbour. The judge."}\n' for _ in range(12)))
     for i in range(2):
         status, _, _ = run(
-            capsys, "release", "--run-dir", fitted, "--data", document, "--method", "low_rank", "--epsilon", 10,
-            "--ledger", tmp_path / f"l{i}.json", "--output", tmp_path / f"{i}.parquet",
+            capsys, "release", "--run-dir", fitted, "--data", documents, "--method", "bounded_sum", "--epsilon", 1,
+            "--ledger", tmp_path / f"l{i}.json", "--output", tmp_path / f"{i}.parquet", "--allow-repeats",
         )  # fmt: skip
         assert status == 0
-        rows.append(pq.read_table(tmp_path / f"{i}.parquet")["embedding"][0].as_py())
+        rows.append(pq.read_table(tmp_path / f"{i}.parquet")["embedding"].to_pylist())
     assert rows[0] != rows[1]
 
 
