@@ -138,7 +138,7 @@ class EvaluateConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompareConfig:
-    """Draw several runs on one picture: accuracy by round, and over the noise per client."""
+    """Draw several runs on one picture: accuracy by round, over the noise per client, and over rho by mechanism."""
 
     runs: tuple[str, ...] = ()
     """Run folders; their names label the lines."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from trainers.common import metrics, plots
 
+MOST_CURVES = 10  # more of them on one picture cannot be told apart
 CENSUS_RHO = 2.6  # US Census 2020 redistricting data, persons and units together: a mark for scale
 
 
@@ -81,50 +82,60 @@ def draw(
 
 
 def compare(runs: Mapping[str, Mapping[str, Any]], path: pathlib.Path, *, ngram: float | None) -> None:
-    """Draws several runs on one picture: accuracy by round, and the last accuracy over the noise per client z / m.
+    """Draws several runs on one picture: accuracy by round, and the last one over the noise per client and over rho.
+
+    At equal z / m mechanisms cost differently; at equal rho their lines show what each is worth.
 
     Args:
-      runs: label -> `{"rows": evaluations, "config": settings}`.
+      runs: label -> `{"rows": evaluations, "config": settings}`. More than ten are not drawn by round.
       ngram: top-1 words of the n-gram baseline, drawn as a line.
     """
     lines = {} if ngram is None else {"5-gram, test clients": ngram}
-    made, (left, right) = plots.figure(2)
-    plots.curves(
-        left,
-        {
-            label: (
-                [r["round"] + 1 for r in run["rows"]],
-                [r["evaluation"]["top1_words"] for r in run["rows"]],
-            )
-            for label, run in runs.items()
-        },
-        xlabel="round",
-        ylabel="top-1 words, %",
-        lines=lines,
-    )
-    ends = sorted(
-        (
-            noise_per_client(run["config"]),
-            run["rows"][-1]["evaluation"]["top1_words"],
-            run["config"]["rounds"],
+    by_round = len(runs) <= MOST_CURVES
+    made, axes = plots.figure(3 if by_round else 2)
+    if by_round:
+        plots.curves(
+            axes[0],
+            {
+                label: (
+                    [r["round"] + 1 for r in run["rows"]],
+                    [r["evaluation"]["top1_words"] for r in run["rows"]],
+                )
+                for label, run in runs.items()
+            },
+            xlabel="round",
+            ylabel="top-1 words, %",
+            lines=lines,
         )
-        for run in runs.values()
-    )
-    without = {f"no noise, {rounds} rounds": top1 for per_client, top1, rounds in ends if per_client == 0}
-    by_length: dict[str, tuple[list[float], list[float]]] = {}
-    for per_client, top1, rounds in ends:
-        if per_client:
-            x, y = by_length.setdefault(f"{rounds} rounds", ([], []))
-            x.append(per_client)
-            y.append(top1)
-    plots.curves(
-        right,
-        by_length,
-        xlabel="noise per client z / m",
-        ylabel="top-1 words after the last round, %",
-        lines=lines | without,
-        log_x=True,
-    )
+    ends = [(run["config"], run["rows"][-1]) for run in runs.values()]
+    several = len({config["mechanism"] for config, _ in ends} - {"none"}) > 1
+    lengths = {config["rounds"] for config, _ in ends}
+    without = {
+        f"no noise, {config['rounds']} rounds": row["evaluation"]["top1_words"]
+        for config, row in ends
+        if config["mechanism"] == "none"
+    }
+    for axis, xlabel, x_of in (
+        (axes[-2], "noise per client z / m", lambda config, row: noise_per_client(config)),
+        (axes[-1], "rho (zCDP) of the run", lambda config, row: row["rho"]),
+    ):
+        points: dict[str, list[tuple[float, float]]] = {}
+        for config, row in ends:
+            if config["mechanism"] == "none":
+                continue
+            names = [config["mechanism"]] if several else []
+            names += [f"{config['rounds']} rounds"] if not several or len(lengths) > 1 else []
+            points.setdefault(", ".join(names), []).append(
+                (x_of(config, row), row["evaluation"]["top1_words"])
+            )
+        plots.curves(
+            axis,
+            {label: tuple(zip(*sorted(pairs), strict=True)) for label, pairs in sorted(points.items())},  # type: ignore[misc]
+            xlabel=xlabel,
+            ylabel="top-1 words after the last round, %",
+            lines=lines | without,
+            log_x=True,
+        )
     plots.save(made, path)
 
 

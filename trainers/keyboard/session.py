@@ -16,10 +16,11 @@ from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
 from trainers.keyboard import corpus, model, ngram, pictures
 from trainers.keyboard import evaluate as scoring
-from trainers.keyboard.config import CompareConfig, Config, EvaluateConfig
+from trainers.keyboard.config import DEMO, CompareConfig, Config, EvaluateConfig
 from trainers.keyboard.train import Outcome, Run, model_sizes
 
 NO_NOISE = "no_noise"
+LATER_OPTIONS = ("secure_aggregation", "secagg_bits")
 NOT_COVERED = (
     "on test clients, whose text was never trained on; these scores are not covered by the guarantee"
 )
@@ -176,7 +177,9 @@ def _saved_config(folder: pathlib.Path) -> Config:
     saved: dict[str, Any] = run_dir.read_config(folder)
     try:
         saved["restarts"] = tuple(saved["restarts"])
-        return Config(**saved)
+        # A run of an earlier version lacks the options that came later; it ran as if they were off.
+        later = {name: getattr(DEMO, name) for name in LATER_OPTIONS}
+        return Config(**(later | saved))
     except (TypeError, KeyError) as error:
         raise InputError(
             f"{folder / 'config.json'} is not that of a keyboard run ({error}); use the jaxpriv that wrote it"
