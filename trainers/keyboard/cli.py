@@ -1,4 +1,4 @@
-"""`jaxpriv keyboard`: train, evaluate, compare."""
+"""`jaxpriv keyboard`: train, evaluate, compare; suggest, compose, rescore, export."""
 
 from trainers.common import command
 
@@ -6,6 +6,10 @@ COMMANDS = {
     "train": "train a private model, with its guarantee, pictures and baselines",
     "evaluate": "score the model of a run folder on test clients again",
     "compare": "draw several runs on one picture",
+    "suggest": "offer the next words as you type",
+    "compose": "complete a text by several words; measure trigger rate and accuracy",
+    "rescore": "re-rank noisy typing; measure words modified and keystrokes saved",
+    "export": "write the model as one safetensors file, with its statement",
 }
 
 
@@ -15,11 +19,16 @@ def main(argv: list[str]) -> int:
     if name is None:
         return 0
     from trainers.keyboard import config as settings
+    from trainers.keyboard import features_config
 
     presets = {
         "train": settings.PRESETS,
         "evaluate": {"default": settings.EvaluateConfig()},
         "compare": {"default": settings.CompareConfig()},
+        "suggest": {"default": features_config.SuggestConfig()},
+        "compose": {"default": features_config.ComposeConfig()},
+        "rescore": {"default": features_config.RescoreConfig()},
+        "export": {"default": features_config.ExportConfig()},
     }[name]
     kind = type(next(iter(presets.values())))
     config = command.parse(
@@ -27,9 +36,17 @@ def main(argv: list[str]) -> int:
     )
     command.prepare_devices(getattr(config, "devices", None))
     command.keep_compilations()
-    from trainers.keyboard import session
+    from trainers.keyboard import features, session
 
-    run = {"train": session.train, "evaluate": session.evaluate_run, "compare": session.compare}[name]
+    run = {
+        "train": session.train,
+        "evaluate": session.evaluate_run,
+        "compare": session.compare,
+        "suggest": features.suggest,
+        "compose": features.compose,
+        "rescore": features.rescore,
+        "export": features.export,
+    }[name]
     result, text = run(config)
     command.finish(result, as_json=config.json, text=text)  # pyright: ignore[reportAttributeAccessIssue]
     return 0

@@ -173,6 +173,12 @@ def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
     return result, f"{shown}\n{NOT_COVERED}"
 
 
+def model_of(run: files.PathLike) -> tuple[pathlib.Path, pathlib.Path, Config]:
+    """The run's folder, the folder of its model, and the settings that made it."""
+    folder = run_dir.require(run)
+    return folder, folder, _saved_config(folder)
+
+
 def _saved_config(folder: pathlib.Path) -> Config:
     saved: dict[str, Any] = run_dir.read_config(folder)
     try:

@@ -1,0 +1,220 @@
+"""The commands that use a trained model: suggest, compose, rescore, export."""
+
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from trainers.common import plots, readers
+from trainers.common.errors import InputError
+from trainers.common.tokenizer import tokenize
+from trainers.keyboard import compose as composing
+from trainers.keyboard import corpus, released, terminal
+from trainers.keyboard import rescore as rescoring
+from trainers.keyboard.features_config import ComposeConfig, ExportConfig, RescoreConfig, SuggestConfig
+from trainers.keyboard.released import Released
+from trainers.keyboard.suggest import Suggester
+
+NOT_COVERED = "on held-out clients; these figures are not covered by the guarantee"
+THRESHOLDS = np.array([0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+MOST_WORDS = 10_000
+_SEQUENCE_LENGTH = 20
+
+Outcome = tuple[dict[str, Any], str]
+
+
+def _guarantee(model: Released) -> dict[str, Any]:
+    return {name: model.statement.get(name) for name in ("rho", "epsilon", "delta")}
+
+
+def _check(threshold: float) -> None:
+    if not 0 < threshold <= 1:
+        raise InputError(f"--threshold must be above 0 and at most 1, got {threshold}")
+
+
+def suggest(config: SuggestConfig) -> Outcome:
+    """Runs `jaxpriv keyboard suggest`."""
+    _check(config.threshold)
+    if config.offered < 1:
+        raise InputError(f"--offered must be at least 1, got {config.offered}")
+    model = released.load(config.run_dir)
+    suggester = Suggester(model)
+    complete = lambda: composing.complete(model, suggester, threshold=config.threshold)
+    if not config.text and sys.stdin.isatty() and not config.json:
+        terminal.type_with(suggester, complete, offered=config.offered)
+        return {}, ""
+    rows = []
+    for line in config.text or (line.rstrip("\r\n") for line in sys.stdin):
+        letters = suggester.read(line)
+        rows.append(
+            {
+                "text": line,
+                "suggestions": suggester.suggest(letters, count=config.offered),
+                "completion": [] if letters else complete(),
+            }
+        )
+        if not config.json:
+            grey = f"   [{' '.join(rows[-1]['completion'])}]" if rows[-1]["completion"] else ""
+            print("  ".join(rows[-1]["suggestions"]) + grey, flush=True)
+    return {"suggestions": rows, **_guarantee(model)}, ""
+
+
+def compose(config: ComposeConfig) -> Outcome:
+    """Runs `jaxpriv keyboard compose`."""
+    _check(config.threshold)
+    if not 1 <= config.min_words <= composing.LENGTH:
+        raise InputError(f"--min-words must be from 1 to {composing.LENGTH}, got {config.min_words}")
+    model = released.load(config.run_dir)
+    if config.text:
+        suggester, rows = Suggester(model), []
+        for text in config.text:
+            letters = suggester.read(text if text[-1:].isspace() else text + " ")
+            assert not letters
+            words = composing.complete(
+                model, suggester, threshold=config.threshold, min_words=config.min_words
+            )
+            rows.append({"text": text, "completion": words})
+        shown = "\n".join(f"{row['text']} [{' '.join(row['completion'])}]" for row in rows)
+        return {"completions": rows, **_guarantee(model)}, shown
+    _, test = _held_out(config, model)
+    thresholds = np.unique([*THRESHOLDS, config.threshold])
+    points = composing.measure(
+        model.params, test, model.sizes, thresholds=thresholds, min_words=config.min_words
+    )
+    chosen = next(p for p in points if p.threshold == config.threshold)
+    if config.output:
+        made, (axis,) = plots.figure()
+        x = [p.trigger_rate for p in points]
+        plots.curves(
+            axis,
+            {"thresholds": (x, [p.accuracy for p in points])},
+            xlabel="trigger rate, % of positions",
+            ylabel="exact completions, % of those shown",
+            title=NOT_COVERED,
+        )
+        for p in points[::2]:
+            axis.annotate(f"{p.threshold:g}", (p.trigger_rate, p.accuracy), fontsize=7)
+        plots.save(made, config.output)
+    lines = ["threshold  trigger rate %  accuracy %  accepted words %"]
+    lines += [
+        f"{p.threshold:9g}  {p.trigger_rate:14.2f}  {p.accuracy:10.2f}  {p.words:16.2f}" for p in points
+    ]
+    result = {
+        "run_dir": config.run_dir,
+        "trigger_rate": chosen.trigger_rate,
+        "accuracy": chosen.accuracy,
+        "curve": [p._asdict() for p in points],
+        **_guarantee(model),
+    }
+    return result, "\n".join([*lines, NOT_COVERED])
+
+
+def rescore(config: RescoreConfig) -> Outcome:
+    """Runs `jaxpriv keyboard rescore`."""
+    if not 0 < config.tap_stddev <= 10:
+        raise InputError(f"--tap-stddev must be above 0 and at most 10 key widths, got {config.tap_stddev}")
+    if not 0 <= config.seed < 2**32:
+        raise InputError(f"--seed must be from 0 to 2^32 - 1, got {config.seed}")
+    model = released.load(config.run_dir)
+    words = rescoring.tappable(model.vocabulary.words)
+    if config.text:
+        rows = [_rescored(text, model, words, config) for text in config.text]
+        shown = "\n".join(f"{row['text']} -> {' '.join(row['rescored'])}" for row in rows)
+        return {"rescored": rows, **_guarantee(model)}, shown
+    validation, test = _held_out(config, model)
+    tuning, cases = (
+        rescoring.cases(model.params, part, model.sizes, words, most=MOST_WORDS)
+        for part in (validation, test)
+    )
+    ratios = rescoring.measure(tuning, cases, words, stddev=config.tap_stddev, seed=config.seed)
+    speed = rescoring.speed(cases, model.vocabulary.words)
+    if config.output:
+        _draw_rescoring(config, tuning, cases, words)
+    result = {
+        "run_dir": config.run_dir,
+        "word_modified_ratio": ratios._asdict(),
+        "speed": speed._asdict(),
+        "words": len(cases.target),
+        **_guarantee(model),
+    }
+    text = "\n".join(
+        [
+            "words that have to be modified, %",
+            f"  taps alone                     {ratios.taps:6.2f}",
+            f"  taps and rank in vocabulary    {ratios.taps_and_rank:6.2f}",
+            f"  {f'taps and model (weight {ratios.weight:g})':<30} {ratios.taps_and_model:6.2f}",
+            f"words picked before the first letter {speed.picked_rate:.2f} %; keystrokes a word "
+            f"{speed.keystrokes_plain:.2f} -> {speed.keystrokes:.2f}; at most {speed.words_per_minute:.1f} "
+            "words a minute instead of 36.2",
+            f"{len(cases.target)} words {NOT_COVERED}",
+        ]
+    )
+    return result, text
+
+
+def _draw_rescoring(config: RescoreConfig, tuning: rescoring.Cases, cases: rescoring.Cases, words) -> None:
+    """Words to be modified over the error of the taps, for the three ways of decoding."""
+    errors = [0.6 * config.tap_stddev, 0.8 * config.tap_stddev, config.tap_stddev, 1.2 * config.tap_stddev]
+    rows = [rescoring.measure(tuning, cases, words, stddev=e, seed=config.seed) for e in errors]
+    made, (axis,) = plots.figure()
+    ways = {"taps": "taps alone", "taps_and_rank": "and rank in vocabulary", "taps_and_model": "and model"}
+    plots.curves(
+        axis,
+        {label: (errors, [getattr(row, way) for row in rows]) for way, label in ways.items()},
+        xlabel="standard deviation of a tap, key widths",
+        ylabel="words to be modified, %",
+        title=NOT_COVERED,
+    )
+    plots.save(made, config.output)  # pyright: ignore[reportArgumentType] - checked by the caller
+
+
+def _rescored(text: str, model: Released, words: rescoring.Words, config: RescoreConfig) -> dict[str, Any]:
+    """Each word of `text` replaced by the best candidate, given the words already chosen."""
+    suggester, chosen, choices = Suggester(model), [], []
+    for typed in tokenize(text):
+        found = rescoring.candidates(
+            typed,
+            words,
+            model.vocabulary.words,
+            suggester.log_probs,
+            stddev=config.tap_stddev,
+            weight=config.weight,
+        )
+        chosen.append(found[0][0])
+        choices.append([{"word": word, "score": score} for word, score in found])
+        suggester.commit(chosen[-1])
+    return {"text": text, "rescored": chosen, "candidates": choices}
+
+
+def _held_out(
+    config: ComposeConfig | RescoreConfig, model: Released
+) -> tuple[Int[np.ndarray, "examples width"], Int[np.ndarray, "examples width"]]:
+    """At most `examples` examples of validation and of test clients, encoded with the model's vocabulary."""
+    if config.examples < 1:
+        raise InputError(f"--examples must be at least 1, got {config.examples}")
+    if config.data is not None:
+        splits = readers.read_splits(
+            config.data, text_field=config.text_field, client_field=config.client_field
+        )
+        parts = [
+            model.vocabulary.encode(p.tokens, _SEQUENCE_LENGTH) for p in (splits.validation, splits.test)
+        ]
+    elif pathlib.Path(config.run_dir).is_dir():
+        from trainers.keyboard import session  # it uses this package's commands
+
+        data = corpus.load(session.model_of(config.run_dir)[2])
+        parts = [data.validation, data.test]
+    else:
+        raise InputError(f"{config.run_dir} holds no clients to measure on; give --data FILE or --text")
+    if not all(len(part) for part in parts):
+        raise InputError("there is no held-out example to measure on; check the data's splits")
+    return parts[0][: config.examples], parts[1][: config.examples]
+
+
+def export(config: ExportConfig) -> Outcome:
+    """Runs `jaxpriv keyboard export`."""
+    model = released.export(config.run_dir, config.output)
+    result = {"output": config.output, "rounds": model.rounds, **_guarantee(model)}
+    return result, f"{config.output}: the model after {model.rounds} rounds\n{model.statement['sentence']}"

@@ -1,0 +1,123 @@
+"""A trained model on its way to a phone: parameters, vocabulary and guarantee, from a run folder or one file.
+
+The file is safetensors; its metadata hold the sizes, the words and the privacy statement. Nothing secret and
+nothing that is not covered by the statement goes into it.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from accounting import reporting
+from trainers.common import checkpoint, files, run_dir
+from trainers.common.errors import InputError
+from trainers.common.vocabulary import Vocabulary
+from trainers.keyboard import model
+from trainers.keyboard.model import ModelConfig, Params
+
+FORMAT = "jaxpriv keyboard model 1"
+
+
+class Released(NamedTuple):
+    """statement: what `privacy.json` says. rounds: released rounds that the parameters come after."""
+
+    params: Params
+    sizes: ModelConfig
+    vocabulary: Vocabulary
+    statement: dict[str, Any]
+    rounds: int
+
+
+def load(source: files.PathLike) -> Released:
+    """The model of a run folder (its newest whole checkpoint) or of an exported .safetensors file.
+
+    Raises:
+      InputError: neither, or damaged; one line says what.
+    """
+    path = pathlib.Path(source)
+    if path.is_dir():
+        return _from_run(path)
+    return _from_file(files.existing_file(path, "model"))
+
+
+def _from_run(path: pathlib.Path) -> Released:
+    from trainers.keyboard import session  # it reads run folders of every kind, and uses this module
+
+    whole, folder, config = session.model_of(path)
+    at = checkpoint.latest(folder / "checkpoints")
+    if not at:
+        raise InputError(f"{folder} has no checkpoint of a finished round yet; train it first")
+    vocabulary = Vocabulary.load(folder / "vocabulary.json")
+    sizes = session.model_sizes(config, vocabulary)
+    template = model.init_params(sizes, seed=config.seed)
+    params = checkpoint.load(folder / "checkpoints", at, template, under=".round.params")
+    return Released(params, sizes, vocabulary, json.loads(reporting.report(whole).json()), at)
+
+
+def save(path: files.PathLike, released: Released) -> None:
+    """Writes the file, whole or not at all."""
+    from safetensors.numpy import save as to_bytes
+
+    metadata = {
+        "format": FORMAT,
+        "sizes": json.dumps(dataclasses.asdict(released.sizes)),
+        "words": json.dumps(released.vocabulary.words, ensure_ascii=False),
+        "words_origin": released.vocabulary.origin,
+        "rounds": str(released.rounds),
+        "privacy": json.dumps(released.statement, ensure_ascii=False),
+    }
+    arrays = {name: np.asarray(value) for name, value in released.params.items()}
+    with files.atomic_write(path, "wb") as file:
+        file.write(to_bytes(arrays, metadata=metadata))
+
+
+def _from_file(path: pathlib.Path) -> Released:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError, ValueError, OverflowError) as error:
+        raise InputError(f"{path} is not a whole safetensors file ({error}); export it again") from None
+    if metadata.get("format") != FORMAT:
+        raise InputError(f"{path} is not a keyboard model ({FORMAT}); make one with keyboard export")
+    try:
+        sizes = ModelConfig(**json.loads(metadata["sizes"]))
+        vocabulary = Vocabulary(tuple(json.loads(metadata["words"])), metadata["words_origin"])  # pyright: ignore[reportArgumentType]
+        statement, rounds = json.loads(metadata["privacy"]), int(metadata["rounds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: its metadata are damaged ({error}); export it again") from None
+    template = model.init_params(sizes, seed=0)
+    shapes = {name: value.shape for name, value in template.items()}
+    if {name: value.shape for name, value in arrays.items()} != shapes or vocabulary.size != sizes.num_tokens:
+        raise InputError(f"{path}: its arrays do not fit its sizes; export it again")
+    if not all(value.dtype == np.float32 and np.isfinite(value).all() for value in arrays.values()):
+        raise InputError(f"{path} holds parameters that are no finite float32 numbers; export it again")
+    params = {name: jnp.asarray(value) for name, value in arrays.items()}
+    return Released(params, sizes, vocabulary, statement, rounds)
+
+
+def export(source: files.PathLike, output: files.PathLike) -> Released:
+    """Writes the model of a run folder to `output`, and its statement beside it (.privacy.json, .privacy.md).
+
+    Raises:
+      InputError: `output` exists already or is not named .safetensors, or the run has no model yet.
+    """
+    folder, target = run_dir.require(source), pathlib.Path(output)
+    if target.suffix != ".safetensors":
+        raise InputError(f"--output {output} must end in .safetensors")
+    if target.exists():
+        raise InputError(f"{output} exists already; choose another --output")
+    released = load(folder)
+    statement = reporting.report(folder)
+    with files.atomic_write(target.with_suffix(".privacy.json")) as file:
+        file.write(statement.json())
+    with files.atomic_write(target.with_suffix(".privacy.md")) as file:
+        file.write(statement.markdown())
+    save(target, released)
+    return released
