@@ -71,10 +71,10 @@ def read(path: files.PathLike) -> list[dict[str, Any]]:
     return records
 
 
-def truncate(path: files.PathLike, *, before_round: int) -> None:
-    """Keeps the records whose `round` is below `before_round`: what a resumed run starts from."""
+def truncate(path: files.PathLike, *, before: int, counter: str = "round") -> None:
+    """Keeps the records whose `counter` is below `before`: what a resumed run starts from."""
     if not pathlib.Path(path).exists():
         return
-    kept = [r for r in read(path) if r.get("round", -1) < before_round]
+    kept = [r for r in read(path) if r.get(counter, -1) < before]
     with files.atomic_write(path) as file:
         file.writelines(json.dumps(record) + "\n" for record in kept)

@@ -101,6 +101,18 @@ class Config:
     shared_embeddings: bool
     """One table for input and output embeddings instead of two."""
 
+    pretrain_data: str
+    """Public text that a first stage trains on before the federated rounds: a file, `docstrings`, or `none`."""
+    pretrain_epochs: float
+    """Passes over that text; fractions are allowed."""
+    pretrain_learning_rate: float
+    """Largest learning rate of that stage's Adam."""
+    pretrain_batch_size: int
+    """Rows of public text per step of that stage."""
+    initial_model: str
+    """Start from the public model of another run: its folder, or a model.safetensors that a pretraining stage wrote;
+    or `none`."""
+
     seed: int
     """Public randomness: initial values, cohorts, schedules (0 to 2^32 - 1). Never the noise."""
     insecure_noise_seed: int | None
@@ -192,6 +204,11 @@ DEMO = Config(
     embedding_size=64,
     hidden_size=128,
     shared_embeddings=False,
+    pretrain_data="none",
+    pretrain_epochs=1.0,
+    pretrain_learning_rate=2e-3,
+    pretrain_batch_size=128,
+    initial_model="none",
     seed=0,
     insecure_noise_seed=None,
     chunk_size=1,

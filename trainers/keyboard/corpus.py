@@ -42,6 +42,11 @@ class Corpus:
     def num_clients(self) -> int:
         return len(self.train)
 
+    @property
+    def held_out(self) -> Int[np.ndarray, "examples width"]:
+        """What is scored during training: validation clients, or the test clients where there are none."""
+        return self.validation if len(self.validation) else self.test
+
 
 def load(config: Config) -> Corpus:
     """Reads and encodes everything that `config` names.
@@ -50,11 +55,7 @@ def load(config: Config) -> Corpus:
       InputError: a file cannot be used, or nothing usable is in it.
     """
     public = None
-    if config.data == config.public != EMBEDDED or _same_file(config.data, config.public):
-        raise InputError(
-            f"--public {config.public} is the clients' own data; public text is text whose use costs nobody privacy: "
-            "give another file, or --public none with --vocabulary FILE"
-        )
+    _require_public(config, "--public", config.public, "or --public none with --vocabulary FILE")
     if EMBEDDED in (config.data, config.public):
         embedded = docstrings.load_default(max_examples_per_client=config.max_examples)
     if config.data == EMBEDDED:
@@ -114,6 +115,30 @@ def test_examples(source: str, vocabulary: Vocabulary, config: Config) -> Int[np
     if not splits.test.num_examples:
         raise InputError(f"{source} has no usable example of a test client; check its split and text columns")
     return vocabulary.encode(splits.test.tokens, config.sequence_length)
+
+
+def pretraining_text(config: Config, vocabulary: Vocabulary) -> tuple[Int[np.ndarray, "examples width"], str]:
+    """The public text of `--pretrain-data`, encoded, and its digest.
+
+    Raises:
+      InputError: it cannot be used, or it is the clients' own data.
+    """
+    _require_public(config, "--pretrain-data", config.pretrain_data, "or --pretrain-data none")
+    if config.pretrain_data == EMBEDDED:
+        text = docstrings.load_default(max_examples_per_client=config.max_examples).public
+    else:
+        text = readers.read_texts(
+            config.pretrain_data, text_field=config.text_field, skip_bad=config.skip_bad
+        )
+    return vocabulary.encode(text.tokens, config.sequence_length), text.digest
+
+
+def _require_public(config: Config, option: str, source: str, remedy: str) -> None:
+    if config.data == source != EMBEDDED or _same_file(config.data, source):
+        raise InputError(
+            f"{option} {source} is the clients' own data; public text is text whose use costs nobody privacy: "
+            f"give another file, {remedy}"
+        )
 
 
 def _splits(source: str, config: Config) -> readers.Splits:

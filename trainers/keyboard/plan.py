@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,11 +39,19 @@ class Plan:
     selected: int
 
 
-def make(config: Config, *, population: int, vocabulary_origin: str, dimension: int | None = None) -> Plan:
+def make(
+    config: Config,
+    *,
+    population: int,
+    vocabulary_origin: str,
+    dimension: int | None = None,
+    notes: Sequence[str] = (),
+) -> Plan:
     """Checks `config` against the population and derives limits, noise and record.
 
     Args:
       dimension: parameters of the model; needed for secure aggregation.
+      notes: further lines for the statement.
 
     Raises:
       InputError, ValueError: a setting that cannot be served, with its value and the remedy.
@@ -64,11 +73,9 @@ def make(config: Config, *, population: int, vocabulary_origin: str, dimension: 
     secured = _secure(config, dimension, z_updates if private else math.inf)
     strategy = _strategy(config, b, k)
     origin = "public" if vocabulary_origin == "public" else "clients"
-    notes = (
-        ["the vocabulary's origin is not stated; it is taken as clients' text"]
-        if vocabulary_origin == "unstated"
-        else []
-    )
+    notes = list(notes)
+    if vocabulary_origin == "unstated":
+        notes.append("the vocabulary's origin is not stated; it is taken as clients' text")
     if secured is not None:
         notes.append(
             "the simulation computes the modular sum of the clients' integers itself; in a deployment the masked-sum "

@@ -14,7 +14,7 @@ from accounting import PrivacyStatement, reporting
 from trainers.common import checkpoint, files, metrics, run_dir
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
-from trainers.keyboard import corpus, model, ngram, pictures
+from trainers.keyboard import corpus, model, ngram, pictures, pretrain
 from trainers.keyboard import evaluate as scoring
 from trainers.keyboard.config import DEMO, CompareConfig, Config, EvaluateConfig
 from trainers.keyboard.train import Outcome, Run, model_sizes
@@ -29,19 +29,25 @@ NOT_COVERED = (
 def train(config: Config) -> tuple[dict[str, Any], str]:
     """Runs `jaxpriv keyboard train`: returns the JSON result and the closing text."""
     folder = pathlib.Path(config.run_dir)
-    if config.resume:
+    if config.resume and not (folder / pretrain.FOLDER / "config.json").is_file():
         run_dir.require(folder)
     data = corpus.load(config)
+    first_stage = pretrain.prepare(config, data.vocabulary, model_sizes(config, data.vocabulary))
     configs = {"": config}
     if config.compare and config.mechanism != "none":
         configs[NO_NOISE] = dataclasses.replace(
             config, mechanism="none", secure_aggregation="none", run_dir=str(folder / NO_NOISE)
         )
     runs = {
-        name: Run(each, data, folder / name) for name, each in configs.items()
+        name: Run(each, data, folder / name, first_stage) for name, each in configs.items()
     }  # refuses before it writes
     if not config.resume:
         run_dir.create(folder)
+    if first_stage is not None:
+        held_out = data.held_out[: config.evaluation_examples]
+        params = pretrain.run(config, first_stage, runs[""].sizes, held_out, folder / pretrain.FOLDER)
+        for run in runs.values():
+            run.initial = params
     for name in runs:
         (folder / name).mkdir(exist_ok=True, mode=0o755 if name == "" else 0o700)
     outcomes = _side_by_side(runs)

@@ -31,7 +31,7 @@ from jaxpriv import keys, participation, sharding
 from trainers.common import checkpoint, entropy, manifest, metrics, progress, run_dir
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
-from trainers.keyboard import batches, corpus, evaluate, model, plan
+from trainers.keyboard import batches, corpus, evaluate, model, plan, pretrain
 from trainers.keyboard import round as rounds
 from trainers.keyboard.config import Config
 
@@ -68,15 +68,23 @@ class Outcome(NamedTuple):
 class Run:
     """One training run in its folder."""
 
-    def __init__(self, config: Config, data: corpus.Corpus, folder: pathlib.Path):
+    def __init__(
+        self,
+        config: Config,
+        data: corpus.Corpus,
+        folder: pathlib.Path,
+        first_stage: pretrain.Start | None = None,
+    ):
         self.config, self.data, self.folder = config, data, folder
         self.sizes = model_sizes(config, data.vocabulary)
         self.dimension = model.num_params(self.sizes)
+        self.initial: model.Params | None = None  # None: initial values of the seed
         self.plan = plan.make(
             config,
             population=data.num_clients,
             vocabulary_origin=data.vocabulary.origin,
             dimension=self.dimension,
+            notes=[] if first_stage is None else [first_stage.note],
         )
         self.server = server_optimizer(config)
         self.step = rounds.make_round(self.plan.round, self.sizes, self.server, self.plan.mechanism)
@@ -89,7 +97,7 @@ class Run:
         self.cohort_key = keys.stream(keys.root(config.seed), "cohorts")
         self.facts = {
             "settings": {k: v for k, v in manifest.config_dict(config).items() if k not in FREE},
-            "digests": data.digests,
+            "digests": data.digests | ({} if first_stage is None else first_stage.digests),
             "strategy": {"coefficients": self.plan.record.strategy},
         }
 
@@ -102,7 +110,9 @@ class Run:
             secret = np.asarray(jax.random.bits(seed, (8,), jnp.uint32))
         draws = self.plan.mechanism is not None or self.plan.round.secure is not None
         noise_key = entropy.key_from_words(secret) if draws else None
-        params = model.init_params(self.sizes, seed=self.config.seed)
+        params = self.initial
+        if params is None:
+            params = model.init_params(self.sizes, seed=self.config.seed)
         return State(
             round=rounds.init(self.plan.round, params, self.server, self.plan.mechanism, noise_key),
             devices=participation.init(self.data.num_clients),
@@ -158,13 +168,12 @@ class Run:
             self.data.vocabulary.save(folder / "vocabulary.json")
             record.write_mechanism(folder, self.plan.record)
             checkpoint.save(self.checkpoints, 0, state, facts=self.facts)
-            manifest.write(folder, command=COMMAND, config=config, digests=self.data.digests)
+            manifest.write(folder, command=COMMAND, config=config, digests=self.facts["digests"])
         if self.mesh is not None:
             state = state._replace(round=sharding.replicate(state.round, self.mesh))
         for name in ("metrics.jsonl", "operator.jsonl", "timing.jsonl"):
-            metrics.truncate(folder / name, before_round=first)
-        validation = self.data.validation if len(self.data.validation) else self.data.test
-        validation = validation[: config.evaluation_examples]
+            metrics.truncate(folder / name, before=first)
+        validation = self.data.held_out[: config.evaluation_examples]
         log = record.ParticipationLog(folder, from_round=first)
         bar = progress.bar(
             total=config.rounds, initial=first, what=f"{config.mechanism} {folder.name}", unit="round"

@@ -63,7 +63,7 @@ def test_metrics_skip_a_torn_last_line_and_refuse_a_bad_one(tmp_path):
     with open(path, "a") as file:
         file.write('{"round": 2, "lo')
     assert metrics.read(path) == [{"round": 0, "loss": 1.5}, {"round": 1, "loss": None}]
-    metrics.truncate(path, before_round=1)
+    metrics.truncate(path, before=1)
     assert path.read_text() == '{"round": 0, "loss": 1.5}\n'
     path.write_text('{"round": 0}\n{bad\n{"round": 1}\n')
     with pytest.raises(InputError, match="line 2"):
