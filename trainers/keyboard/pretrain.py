@@ -260,7 +260,7 @@ def read_model(where: str, vocabulary: Vocabulary, sizes: ModelConfig) -> Start:
 def _save(path: pathlib.Path, params: Params, facts: dict[str, Any]) -> None:
     from safetensors.numpy import save
 
-    about = {"format": FORMAT, "facts": json.dumps(metrics.plain(facts), sort_keys=True)}
+    about = {FORMAT: json.dumps(metrics.plain(facts), sort_keys=True)}  # one entry: their order is random
     with files.atomic_write(path, "wb") as file:
         file.write(save({name: np.asarray(value) for name, value in params.items()}, metadata=about))
 
@@ -271,14 +271,14 @@ def _load(path: pathlib.Path) -> tuple[Params, dict[str, Any]]:
     try:
         with safe_open(path, "numpy") as file:
             about = file.metadata() or {}
-            if about.get("format") != FORMAT:
+            if FORMAT not in about:
                 raise InputError(
                     f"{path} does not say that public text alone made it; give the model of a pretraining stage"
                 )
-            params = {name: jnp.asarray(file.get_tensor(name)) for name in file.keys()}
+            params = {name: jnp.asarray(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} cannot be read as safetensors ({error}); make it again") from None
-    return params, json.loads(about["facts"])
+    return params, json.loads(about[FORMAT])
 
 
 def _require_same(saved: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> None:
