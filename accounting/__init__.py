@@ -45,7 +45,7 @@ from accounting.mechanisms import (
     inflated_norm,
 )
 from accounting.planning import calibrate, plan
-from accounting.record import ParticipationLog, RunRecord, write_mechanism
+from accounting.record import ParticipationLog, RunRecord, write_mechanism, write_stages
 from accounting.reporting import at_deployment, max_separation, report
 from accounting.statement import PrivacyStatement, no_guarantee, round_up, statement
 
@@ -90,4 +90,5 @@ __all__ = [
     "strategies",
     "value_noise_multiplier",
     "write_mechanism",
+    "write_stages",
 ]

@@ -447,7 +447,8 @@ def report(options: config.Report) -> Outcome:
         population=options.population,
     )
     result = _result(found) | {"run_dir": list(options.run_dir)}
-    if len(options.run_dir) > 1:  # each run has its own, in statement.mechanisms
+    own = [m for m in found.data["mechanisms"] if m["kind"] != "QuantileEstimation"]
+    if len(own) > 1:  # each run, or stage of one, has its own, in statement.mechanisms
         result["squared_sensitivity"] = None
     return Outcome(found.markdown(), result, lambda: _plots().report(found.data))
 

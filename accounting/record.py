@@ -15,6 +15,9 @@ is released (`ParticipationLog.append`), so that a line that a crash tore off be
   started; they cost nothing and are not counted as participations.
 - noise_multiplier (optional): what the round really used; a run whose settings changed must write it.
 
+A run in several stages over the same devices has a folder of this kind for each, and in its own `stages.json` with
+their names in order (`write_stages`); its guarantee is their composition.
+
 A resumed run may append a round again: identical lines count once, different ones are refused.
 """
 
@@ -40,7 +43,8 @@ from accounting.mechanisms import (
 )
 
 MECHANISM_FILE, PARTICIPATION_FILE = "mechanism.json", "participation.jsonl"
-FORMAT, VERSION = "jaxpriv-mechanism", 1
+STAGES_FILE = "stages.json"
+FORMAT, STAGES_FORMAT, VERSION = "jaxpriv-mechanism", "jaxpriv-stages", 1
 MECHANISMS = ("none", "independent", "tree", "tree_reduced", "blt", "banded")
 
 
@@ -235,6 +239,44 @@ def write_mechanism(run_dir: str | os.PathLike[str], record: RunRecord) -> None:
     text = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False, default=_plain) + "\n"
     aside.write_text(text, encoding="utf-8")
     os.replace(aside, folder / MECHANISM_FILE)
+
+
+def write_stages(run_dir: str | os.PathLike[str], stages: Sequence[str]) -> None:
+    """Writes `stages.json`: the folders, inside `run_dir`, of stages that run one after the other."""
+    folder = pathlib.Path(run_dir)
+    aside = folder / (STAGES_FILE + ".partial")
+    data = {"format": STAGES_FORMAT, "version": VERSION, "stages": list(stages)}
+    aside.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    os.replace(aside, folder / STAGES_FILE)
+
+
+def read_stages(run_dir: str | os.PathLike[str]) -> list[str] | None:
+    """The names of a run's stages in order; None where it has none.
+
+    Raises:
+      ValueError: the file is damaged, or a stage is missing before one that has begun.
+    """
+    path = pathlib.Path(run_dir) / STAGES_FILE
+    if not path.exists():
+        return None
+    data = _load(path)
+    stages = data.get("stages") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or data.get("format") != STAGES_FORMAT or data.get("version") != VERSION:
+        raise ValueError(
+            f'{path}: not a list of stages (its "format" must be "{STAGES_FORMAT}", version {VERSION})'
+        )
+    plain = isinstance(stages, list) and all(isinstance(s, str) and pathlib.Path(s).name == s for s in stages)
+    if not plain or not stages or len(set(stages)) < len(stages):
+        raise ValueError(
+            f"{path}: stages must be different names of folders inside the run's, got {stages!r}"
+        )
+    begun = [(pathlib.Path(run_dir) / name / MECHANISM_FILE).exists() for name in stages]
+    if not begun[0] or sorted(begun, reverse=True) != begun:
+        lost = stages[begun.index(False)]
+        raise ValueError(
+            f"{path}: {lost} has no {MECHANISM_FILE}; what it released would be left out, so nothing is stated"
+        )
+    return stages
 
 
 class ParticipationLog:

@@ -94,7 +94,7 @@ def report(
     """Returns the statement of a run from its record, with both the enforced and the observed facts.
 
     Args:
-      run_dir: a run's folder; several folders over the same devices are composed.
+      run_dir: a run's folder; several folders over the same devices are composed, and so are a run's stages.
       claim: "enforced" states the worst case over the recorded limits, for the rounds released so far, and
         refuses (ValueError) if the log breaks them; "observed" states the worst case over the realised
         separation, count and least noise instead, and says that nothing enforced them.
@@ -107,14 +107,14 @@ def report(
     folders = [run_dir] if isinstance(run_dir, (str, os.PathLike)) else list(run_dir)
     if not folders:
         raise ValueError("run_dir must name at least one folder")
-    runs = []
-    for folder in folders:
+    runs: list[tuple[str, record.RunRecord, record.Participation, list[str]]] = []
+    waiting: list[str] = []
+    for folder, where in _with_stages(folders, waiting):
         facts, log = record.read_mechanism(folder), record.read_participation(folder)
         if deployment_report_goal is not None or population is not None:
             wanted = {"report_goal": deployment_report_goal, "population": population}
             given = {**(facts.deployment or {}), **{k: v for k, v in wanted.items() if v is not None}}
             facts = dataclasses.replace(facts, deployment=given)
-        where = os.fspath(folder)
         facts, notes = _claimed(
             facts,
             log,
@@ -125,10 +125,29 @@ def report(
             max_participations=max_participations,
         )
         runs.append((where, facts, log, notes))
+    runs[-1][3].extend(waiting)
     if len(runs) == 1:
         _, facts, log, notes = runs[0]
         return _state(facts, log, notes, claim)
     return _state_together(runs, claim)
+
+
+def _with_stages(folders: Sequence[PathLike], waiting: list[str]) -> list[tuple[PathLike, str]]:
+    """Every folder with its name, a run in stages as its stages; `waiting` gets a note for each not yet begun."""
+    found = []
+    for folder in folders:
+        stages = record.read_stages(folder)
+        if stages is None:
+            found.append((folder, os.fspath(folder)))
+            continue
+        prefix = "" if len(folders) == 1 else f"{os.fspath(folder)}/"
+        for name in stages:
+            inside = os.path.join(folder, name)
+            if os.path.exists(os.path.join(inside, record.MECHANISM_FILE)):
+                found.append((inside, prefix + name))
+            else:
+                waiting.append(f"{prefix}{name} has not begun; nothing of it is stated")
+    return found
 
 
 def _claimed(

@@ -42,16 +42,25 @@ class Config:
     """Buffers of the BLT strategy (model copies on the server)."""
     bands: int
     """Bands of the banded strategy (one model copy less on the server), at most the separation."""
-    clip: Literal["fixed", "adaptive"]
-    """`adaptive`: the clip norm becomes the private quantile estimate at every restart."""
+    clip: Literal["fixed", "adaptive", "two_stage"]
+    """`adaptive`: the clip norm becomes the private quantile estimate at every restart. `two_stage`: a first, small
+    run with adaptive clipping finds the clip norm, the run proper keeps it fixed; both are accounted together."""
     clip_norm: float
-    """Clip norm C (L2 norm of a whole update); with --clip adaptive the first one."""
+    """Clip norm C (L2 norm of a whole update); with --clip adaptive or two_stage the first one."""
     clip_quantile: float
     """Quantile of update norms that adaptive clipping follows (0 to 1)."""
     clip_learning_rate: float
     """Geometric learning rate of the quantile estimate."""
     clipped_count_stddev: float | None
     """Standard deviation of the noise on the count of clipped clients; None: report goal / 20."""
+    clip_search_rounds: int
+    """With --clip two_stage: rounds of the first stage."""
+    clip_search_report_goal: int | None
+    """With --clip two_stage: its report goal; None: a tenth of --report-goal."""
+    clip_search_noise_multiplier: float | None
+    """With --clip two_stage: its noise multiplier; None: the same noise per client, z / m."""
+    clip_search_restarts: tuple[int, ...]
+    """With --clip two_stage: its restarts, where its clip norm becomes the estimate (--restarts is the second's)."""
     secure_aggregation: Literal["none", "secagg", "distributed"]
     """`secagg`: clients send integers of which the server sees only the modular sum, and adds the noise; `distributed`:
     the clients add it, in shares (mechanism independent, fixed clip norm)."""
@@ -154,6 +163,8 @@ class CompareConfig:
 
     runs: tuple[str, ...] = ()
     """Run folders; their names label the lines."""
+    reach: tuple[float, ...] = ()
+    """List the first evaluated round in which each run reached this top-1 words accuracy (percent)."""
     output: str = "compare.png"
     """Picture to write (.png, .pdf or .svg)."""
     json: bool = False
@@ -182,6 +193,10 @@ DEMO = Config(
     clip_quantile=0.5,
     clip_learning_rate=0.2,
     clipped_count_stddev=None,
+    clip_search_rounds=100,
+    clip_search_report_goal=None,
+    clip_search_noise_multiplier=None,
+    clip_search_restarts=(),
     secure_aggregation="none",
     secagg_bits=20,
     min_separation=None,

@@ -84,7 +84,8 @@ def draw(
 def compare(runs: Mapping[str, Mapping[str, Any]], path: pathlib.Path, *, ngram: float | None) -> None:
     """Draws several runs on one picture: accuracy by round, and the last one over the noise per client and over rho.
 
-    At equal z / m mechanisms cost differently; at equal rho their lines show what each is worth.
+    At equal z / m mechanisms cost differently; at equal rho their lines show what each is worth. Where all runs with
+    noise have one mechanism and one z / m, perplexity by round is drawn in place of both.
 
     Args:
       runs: label -> `{"rows": evaluations, "config": settings}`. More than ten are not drawn by round.
@@ -92,21 +93,17 @@ def compare(runs: Mapping[str, Mapping[str, Any]], path: pathlib.Path, *, ngram:
     """
     lines = {} if ngram is None else {"5-gram, test clients": ngram}
     by_round = len(runs) <= MOST_CURVES
+    kinds = {(run["config"]["mechanism"], noise_per_client(run["config"])) for run in runs.values()}
+    if by_round and len(kinds - {("none", 0.0)}) < 2:
+        made, (left, right) = plots.figure(2)
+        plots.curves(left, _by_round(runs, "top1_words"), xlabel="round", ylabel="top-1 words, %", lines=lines)
+        plots.curves(right, _by_round(runs, "perplexity"), xlabel="round", ylabel="perplexity", log_y=True)
+        plots.save(made, path)
+        return
     made, axes = plots.figure(3 if by_round else 2)
     if by_round:
-        plots.curves(
-            axes[0],
-            {
-                label: (
-                    [r["round"] + 1 for r in run["rows"]],
-                    [r["evaluation"]["top1_words"] for r in run["rows"]],
-                )
-                for label, run in runs.items()
-            },
-            xlabel="round",
-            ylabel="top-1 words, %",
-            lines=lines,
-        )
+        by = _by_round(runs, "top1_words")
+        plots.curves(axes[0], by, xlabel="round", ylabel="top-1 words, %", lines=lines)
     ends = [(run["config"], run["rows"][-1]) for run in runs.values()]
     several = len({config["mechanism"] for config, _ in ends} - {"none"}) > 1
     lengths = {config["rounds"] for config, _ in ends}
@@ -137,6 +134,13 @@ def compare(runs: Mapping[str, Mapping[str, Any]], path: pathlib.Path, *, ngram:
             log_x=True,
         )
     plots.save(made, path)
+
+
+def _by_round(runs: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, plots.Series]:
+    return {
+        label: ([r["round"] + 1 for r in run["rows"]], [r["evaluation"][name] for r in run["rows"]])
+        for label, run in runs.items()
+    }
 
 
 def noise_per_client(config: Mapping[str, Any]) -> float:

@@ -118,14 +118,15 @@ def run(config: Config, start: Start, sizes: ModelConfig, held_out, folder: path
     Args:
       held_out: examples of clients to score on (not covered by any guarantee), as `evaluate.evaluate` takes them.
     """
-    if start.params is not None:
+    if start.examples is None:
+        assert start.params is not None
         return start.params
     if (folder / MODEL).exists():
         params, facts = _load(folder / MODEL)
         _require_same(facts, start.facts, folder)
         return params
     folder.mkdir(exist_ok=True)
-    public_held_out, rows = start.examples[::_HOLD_OUT], start.examples  # type: ignore[index]
+    public_held_out, rows = start.examples[::_HOLD_OUT], start.examples
     rows = np.delete(rows, np.s_[::_HOLD_OUT], 0)
     public_held_out = public_held_out[: config.evaluation_examples]
     order = Batches(rows, config.pretrain_batch_size, config.seed)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from accounting import PrivacyStatement, reporting
+from accounting import PrivacyStatement, record, reporting
 from trainers.common import checkpoint, files, metrics, run_dir
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
@@ -20,7 +20,19 @@ from trainers.keyboard.config import DEMO, CompareConfig, Config, EvaluateConfig
 from trainers.keyboard.train import Outcome, Run, model_sizes
 
 NO_NOISE = "no_noise"
-LATER_OPTIONS = ("secure_aggregation", "secagg_bits")
+LATER_OPTIONS = (
+    "secure_aggregation",
+    "secagg_bits",
+    "pretrain_data",
+    "pretrain_epochs",
+    "pretrain_learning_rate",
+    "pretrain_batch_size",
+    "initial_model",
+    "clip_search_rounds",
+    "clip_search_report_goal",
+    "clip_search_noise_multiplier",
+    "clip_search_restarts",
+)
 NOT_COVERED = (
     "on test clients, whose text was never trained on; these scores are not covered by the guarantee"
 )
@@ -33,27 +45,59 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
         run_dir.require(folder)
     data = corpus.load(config)
     first_stage = pretrain.prepare(config, data.vocabulary, model_sizes(config, data.vocabulary))
+    if config.clip == "two_stage":
+        from trainers.keyboard import two_stage  # it is made of this module's parts
+
+        return two_stage.train(config, data, first_stage)
+    runs = make_runs(config, data, first_stage)  # refuses before it writes
+    if not config.resume:
+        run_dir.create(folder)
+    pretrain_into(folder, config, data, first_stage, runs)
+    return train_runs(config, data, runs)
+
+
+def make_runs(config: Config, data: corpus.Corpus, first_stage: pretrain.Start | None) -> dict[str, Run]:
+    """The run, under "", and the comparison beside it where it is asked for; refuses what cannot be served."""
+    folder = pathlib.Path(config.run_dir)
     configs = {"": config}
     if config.compare and config.mechanism != "none":
         configs[NO_NOISE] = dataclasses.replace(
             config, mechanism="none", secure_aggregation="none", run_dir=str(folder / NO_NOISE)
         )
-    runs = {
-        name: Run(each, data, folder / name, first_stage) for name, each in configs.items()
-    }  # refuses before it writes
-    if not config.resume:
-        run_dir.create(folder)
-    if first_stage is not None:
-        held_out = data.held_out[: config.evaluation_examples]
-        params = pretrain.run(config, first_stage, runs[""].sizes, held_out, folder / pretrain.FOLDER)
-        for run in runs.values():
-            run.initial = params
-    for name in runs:
-        (folder / name).mkdir(exist_ok=True, mode=0o755 if name == "" else 0o700)
-    outcomes = _side_by_side(runs)
-    baseline = _ngram(data, folder)
+    return {name: Run(each, data, folder / name, first_stage) for name, each in configs.items()}
 
-    statements = {name: _write_statement(folder / name) for name in runs}
+
+def pretrain_into(
+    folder: pathlib.Path,
+    config: Config,
+    data: corpus.Corpus,
+    first_stage: pretrain.Start | None,
+    runs: Mapping[str, Run],
+) -> None:
+    """Trains on the public text in `folder`, if any, and lets all runs start from what came out."""
+    if first_stage is None:
+        return
+    held_out = data.held_out[: config.evaluation_examples]
+    params = pretrain.run(config, first_stage, runs[""].sizes, held_out, folder / pretrain.FOLDER)
+    for run in runs.values():
+        run.initial = params
+
+
+def train_runs(
+    config: Config, data: corpus.Corpus, runs: dict[str, Run], baseline: dict[str, float] | None = None
+) -> tuple[dict[str, Any], str]:
+    """Trains what `make_runs` made; returns the JSON result and the closing text.
+
+    Args:
+      baseline: scores of the n-gram, where they are known.
+    """
+    folder = pathlib.Path(config.run_dir)
+    for name in runs:
+        (folder / name).mkdir(parents=True, exist_ok=True, mode=0o755 if name == "" else 0o700)
+    outcomes = _side_by_side(runs)
+    baseline = baseline or ngram_scores(data, folder)
+
+    statements = {name: write_statement(folder / name) for name in runs}
     labels = {config.mechanism: folder} | ({"without noise": folder / NO_NOISE} if NO_NOISE in runs else {})
     pictures.draw(labels, folder / "plots", ngram=baseline, delta=config.delta)
 
@@ -100,7 +144,7 @@ def _result(
     }
 
 
-def _write_statement(folder: pathlib.Path) -> PrivacyStatement:
+def write_statement(folder: pathlib.Path) -> PrivacyStatement:
     """Writes privacy.json and privacy.md from the run's own record, and returns what they say."""
     statement = reporting.report(folder)
     with files.atomic_write(folder / "privacy.json") as file:
@@ -139,7 +183,7 @@ def _side_by_side(runs: dict[str, Run]) -> dict[str, Outcome]:
         return {name: future.result() for name, future in waiting.items()}
 
 
-def _ngram(data: corpus.Corpus, folder: pathlib.Path) -> dict[str, float]:
+def ngram_scores(data: corpus.Corpus, folder: pathlib.Path) -> dict[str, float]:
     """Scores of the 5-gram of the clients' text on the test clients; counted once a run."""
     path = folder / "ngram.json"
     if path.exists():
@@ -155,8 +199,7 @@ def _ngram(data: corpus.Corpus, folder: pathlib.Path) -> dict[str, float]:
 
 def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
     """Scores the newest checkpoint of a run on its test clients, or on those of another file."""
-    folder = run_dir.require(config.run_dir)
-    trained = _saved_config(folder)
+    whole, folder, trained = model_of(config.run_dir)
     vocabulary = Vocabulary.load(folder / "vocabulary.json")
     examples = (
         corpus.test_examples(config.data, vocabulary, trained) if config.data else corpus.load(trained).test
@@ -172,23 +215,25 @@ def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
     params = checkpoint.load(checkpoints, at, template, under=".round.params")
     scores = scoring.evaluate(params, examples, sizes)
     baseline = None
-    if not config.data and (folder / "ngram.json").exists():
-        baseline = json.loads((folder / "ngram.json").read_text(encoding="utf-8"))
-    result = _result(trained, folder, scores, baseline, reporting.report(folder), None)
+    if not config.data and (whole / "ngram.json").exists():
+        baseline = json.loads((whole / "ngram.json").read_text(encoding="utf-8"))
+    result = _result(trained, whole, scores, baseline, reporting.report(whole), None)
     shown = table({f"{_label(trained)}, round {at} of {trained.rounds}": scores._asdict()})
     return result, f"{shown}\n{NOT_COVERED}"
 
 
 def model_of(run: files.PathLike) -> tuple[pathlib.Path, pathlib.Path, Config]:
-    """The run's folder, the folder of its model, and the settings that made it."""
+    """The run's folder, the folder of its model (that of the last stage, where it has stages), and its settings."""
     folder = run_dir.require(run)
-    return folder, folder, _saved_config(folder)
+    stages = record.read_stages(folder)
+    inside = folder if stages is None else run_dir.require(folder / stages[-1])
+    return folder, inside, _saved_config(inside)
 
 
 def _saved_config(folder: pathlib.Path) -> Config:
     saved: dict[str, Any] = run_dir.read_config(folder)
     try:
-        saved["restarts"] = tuple(saved["restarts"])
+        saved = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
         # A run of an earlier version lacks the options that came later; it ran as if they were off.
         later = {name: getattr(DEMO, name) for name in LATER_OPTIONS}
         return Config(**(later | saved))
@@ -204,18 +249,21 @@ def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
         raise InputError("--runs needs at least one run folder")
     runs, rows, ngrams = {}, [], []
     for name in config.runs:
-        folder = run_dir.require(name)
-        saved = dataclasses.asdict(_saved_config(folder))
+        whole, folder, settings = model_of(name)
+        saved = dataclasses.asdict(settings)
         scored = [r for r in metrics.read(folder / "metrics.jsonl") if "evaluation" in r]
         if not scored:
             raise InputError(f"{folder} has no evaluation yet; let it run to --evaluate-every rounds first")
-        runs[folder.name] = {"rows": scored, "config": saved}
-        if (folder / "ngram.json").exists():
-            ngrams.append(json.loads((folder / "ngram.json").read_text(encoding="utf-8"))["top1_words"])
+        if (whole / "ngram.json").exists():
+            ngrams.append(json.loads((whole / "ngram.json").read_text(encoding="utf-8"))["top1_words"])
+        if folder != whole:  # a run in stages has spent what all of them have
+            together = reporting.report(whole).data
+            scored[-1] |= {"rho": together["rho"], "epsilon": together["epsilon"]}
+        runs[whole.name] = {"rows": scored, "config": saved}
         last = scored[-1]
         rows.append(
             {
-                "run": folder.name,
+                "run": whole.name,
                 "mechanism": saved["mechanism"],
                 "noise_per_client": pictures.noise_per_client(saved),
                 "rounds": last["round"] + 1,
@@ -223,6 +271,7 @@ def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
                 "perplexity": last["evaluation"]["perplexity"],
                 "rho": last["rho"],
                 "epsilon": last["epsilon"],
+                **{f"reached_{level:g}": _first_round(scored, level) for level in config.reach},
             }
         )
     if len(runs) < len(config.runs):
@@ -232,6 +281,11 @@ def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
     widths = [max(map(len, column)) for column in zip(rows[0], *shown, strict=True)]
     text = "\n".join("  ".join(f"{c:>{w}}" for c, w in zip(line, widths)) for line in [list(rows[0]), *shown])
     return {"runs": rows, "picture": config.output}, f"{text}\nPicture: {config.output}"
+
+
+def _first_round(scored: list[dict[str, Any]], level: float) -> int | None:
+    """The first evaluated round with at least `level` percent top-1 words, or None."""
+    return next((r["round"] + 1 for r in scored if (r["evaluation"]["top1_words"] or 0) >= level), None)
 
 
 def _cell(value: Any) -> str:

@@ -1,0 +1,198 @@
+"""The two-stage clipping recipe: what it states, where its clip norm comes from, that it can be killed anywhere."""
+
+import dataclasses
+import json
+import math
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+import accounting
+from accounting import cli as accounts
+from accounting import record
+from tests.oracles import accounting as brute_force
+from tests.trainers.keyboard import toy
+from tests.trainers.keyboard.test_train import same_run
+from trainers.common import metrics
+from trainers.common.errors import InputError
+from trainers.keyboard import config as settings
+from trainers.keyboard import session, train, two_stage
+
+
+def config(folder: pathlib.Path, run: str = "run", **changes):
+    made = {
+        "clip": "two_stage",
+        "rounds": 4,
+        "clip_search_rounds": 6,
+        "clip_search_report_goal": 2,
+        "clip_search_restarts": (3,),
+        "clip_norm": 0.3,
+        "noise_multiplier": 0.4,
+        "clipped_count_stddev": 0.5,
+    }
+    return toy.config(folder, run, **(made | changes))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    made = config(tmp_path_factory.mktemp("two_stage"))
+    return made, session.train(made)
+
+
+def stage_rho(folder: pathlib.Path) -> float:
+    """From the record's plain numbers: worst squared sensitivity of the tree over 2 z^2, bits included in z."""
+    facts = json.loads((folder / "mechanism.json").read_text())
+    trees = np.diff([0, *facts["restarts"], facts["num_rounds"]]).tolist()
+    matrix = brute_force.node_matrix(trees, completion=False)
+    squared = brute_force.worst_case(matrix, facts["min_separation"], facts["max_participations"])
+    return squared / (2 * facts["noise_multiplier"] ** 2)
+
+
+def test_the_headline_is_the_sum_of_both_stages(whole, capsys):
+    made, (result, text) = whole
+    folder = pathlib.Path(made.run_dir)
+    rhos = [stage_rho(folder / name) for name in ("stage1", "stage2")]
+    assert min(rhos) > 0
+    stated = json.loads((folder / "privacy.json").read_text())
+    assert stated["rho"] == result["rho"] == pytest.approx(sum(rhos), rel=1e-9)
+    assert result["epsilon"] == pytest.approx(
+        accounting.epsilon_from_rho(sum(rhos), delta=made.delta, known="gaussian")
+    )
+    for name, rho in zip(("stage1", "stage2"), rhos):
+        assert json.loads((folder / name / "privacy.json").read_text())["rho"] == pytest.approx(rho, rel=1e-9)
+    assert [m["kind"] for m in stated["mechanisms"]] == [
+        "TreeAggregation",
+        "QuantileEstimation",
+        "TreeAggregation",
+    ]
+    assert stated["sentence"] in text
+    for note in ("stage1 alone", "stage2 alone"):
+        assert note in (folder / "privacy.md").read_text()
+    assert accounts.main(["report", str(folder), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert printed["rho"] == pytest.approx(sum(rhos), rel=1e-9)
+    assert printed["squared_sensitivity"] is None  # each stage has its own
+
+
+def test_the_second_clip_norm_is_the_private_estimate_and_no_other(whole):
+    made, (result, _) = whole
+    folder = pathlib.Path(made.run_dir)
+    search = [r for r in metrics.read(folder / "stage1" / "metrics.jsonl") if "fraction" in r]
+    operator = metrics.read(folder / "stage1" / "operator.jsonl")
+    private = bare = made.clip_norm
+    for released, seen in zip(search, operator, strict=True):
+        private *= math.exp(-made.clip_learning_rate * (released["fraction"] - made.clip_quantile))
+        within = 1 - seen["num_clipped"] / made.clip_search_report_goal
+        bare *= math.exp(-made.clip_learning_rate * (within - made.clip_quantile))
+    used = {r["clip_norm"] for r in metrics.read(folder / "stage2" / "metrics.jsonl") if "clip_norm" in r}
+    assert used == {result["clip_norm"]}
+    assert result["clip_norm"] == pytest.approx(private, rel=1e-5)
+    assert abs(result["clip_norm"] / bare - 1) > 1e-3
+    stated = json.loads((folder / "stage2" / "mechanism.json").read_text())["clip"]
+    assert stated["norm"] == result["clip_norm"]
+    assert stated["kind"] == "fixed"
+
+
+def test_both_stages_begin_alike_and_differ_as_asked(whole):
+    made, _ = whole
+    folder = pathlib.Path(made.run_dir)
+    saved = [json.loads((folder / name / "config.json").read_text()) for name in two_stage.STAGES]
+    assert [s["report_goal"] for s in saved] == [2, made.report_goal]
+    assert saved[0]["noise_multiplier"] / 2 == pytest.approx(made.noise_multiplier / made.report_goal)
+    assert saved[0]["insecure_noise_seed"] != saved[1]["insecure_noise_seed"]
+    assert (folder / "plots" / "two_stage.png").stat().st_size > 0
+    search, proper = two_stage.configs(config(folder, clip_search_report_goal=None, report_goal=40))
+    assert (search.report_goal, search.rounds, search.clip) == (4, 6, "adaptive")
+    assert (proper.clip, proper.rounds) == ("fixed", 4)
+
+
+def test_the_other_commands_take_the_folder_around_both(whole, tmp_path):
+    made, (result, _) = whole
+    scored, _ = session.evaluate_run(settings.EvaluateConfig(run_dir=made.run_dir))
+    for name in ("top1_words", "perplexity", "rho", "epsilon", "run_dir"):
+        assert scored[name] == result[name]
+    drawn, _ = session.compare(
+        settings.CompareConfig(runs=(made.run_dir,), output=str(tmp_path / "c.png"), reach=(0.0, 100.1))
+    )
+    assert drawn["runs"][0]["rho"] == result["rho"]
+    assert drawn["runs"][0]["reached_0"] == made.evaluate_every
+    assert drawn["runs"][0]["reached_100.1"] is None
+
+
+@pytest.mark.parametrize("killed", [("stage1", 3), ("stage2", 2)])
+def test_a_run_killed_in_either_stage_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch, killed):
+    made = config(tmp_path)
+    real_append = train.record.ParticipationLog.append
+
+    def append(self, number, *rest, **more):
+        real_append(self, number, *rest, **more)
+        if (self._path.parent.name, number) == killed:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(train.record.ParticipationLog, "append", append)
+    with pytest.raises(KeyboardInterrupt):
+        session.train(made)
+    monkeypatch.undo()
+    so_far = accounting.report(made.run_dir).data
+    if killed[0] == "stage1":
+        assert any("stage2 has not begun" in note for note in so_far["notes"])
+    assert so_far["rho"] < whole[1][0]["rho"]
+    result, _ = session.train(config(tmp_path, resume=True))
+    assert result["clip_norm"] == whole[1][0]["clip_norm"]
+    assert result["rho"] == whole[1][0]["rho"]
+    for mine, other in zip(two_stage.configs(made), two_stage.configs(whole[0])):
+        same_run(with_norm(mine, result), with_norm(other, result))
+
+
+def with_norm(stage, result):
+    return dataclasses.replace(stage, clip_norm=result["clip_norm"]) if stage.clip == "fixed" else stage
+
+
+def test_a_resume_refuses_another_search(whole):
+    made, _ = whole
+    folder = pathlib.Path(made.run_dir)
+    for changes in ({"clip_search_rounds": 5}, {"clip_quantile": 0.6}, {"report_goal": 5}):
+        with pytest.raises(InputError, match="began with other settings"):
+            session.train(config(folder.parent, resume=True, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clip_search_rounds": 0}, "--clip-search-rounds must be at least 1"),
+        ({"clip_search_report_goal": 0}, "--clip-search-report-goal must be at least 1"),
+        ({"clip_search_report_goal": 1000}, "1000"),
+        ({"clip_search_noise_multiplier": 0.0}, "--clip-search-noise-multiplier must be"),
+        ({"clip_search_restarts": (9,)}, "restarts"),
+        ({"clipped_count_stddev": 0.01}, "count_stddev"),
+        ({"restarts": (7,)}, "--restarts"),
+    ],
+)
+def test_what_either_stage_cannot_serve_is_refused_before_anything_is_written(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        session.train(config(tmp_path, **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_lost_or_damaged_stage_is_never_left_out(whole, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(whole[0].run_dir, copy)
+    (copy / "stage1" / "mechanism.json").unlink()
+    with pytest.raises(ValueError, match=r"stage1 has no mechanism\.json"):
+        accounting.report(copy)
+    for stages in ([], ["stage1", "stage1"], ["../stage1"], "stage1", [1]):
+        record.write_stages(copy, stages)
+        with pytest.raises(ValueError, match=r"stages\.json"):
+            accounting.report(copy)
+    (copy / "stages.json").write_text("{}")
+    with pytest.raises(ValueError, match="not a list of stages"):
+        accounting.report(copy)
+
+
+def test_no_noise_in_two_stages_states_no_guarantee(tmp_path):
+    result, text = session.train(config(tmp_path, mechanism="none", rounds=1, clip_search_rounds=2))
+    assert result["rho"] is None
+    assert "No differential privacy guarantee" in text
+    assert np.isfinite(result["clip_norm"])

@@ -1,0 +1,136 @@
+"""Two stages over the same devices: a small run finds the clip norm, the run proper keeps it.
+
+    jaxpriv keyboard train --clip two_stage
+
+`stage1/` clips adaptively at a small report goal, from the same starting parameters; the clip norm of `stage2/` is the
+private quantile estimate that it ended with, which its guarantee covers. The second stage starts afresh, so all that it
+takes from the first is that one released number. Both are runs with statements of their own; what the folder around
+them states, and `jaxpriv account report` on it, is their composition.
+"""
+
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+from accounting import record
+from trainers.common import manifest, metrics, plots, run_dir
+from trainers.common.errors import InputError
+from trainers.keyboard import corpus, pretrain, session
+from trainers.keyboard.config import Config
+
+STAGES = ("stage1", "stage2")
+
+
+def train(
+    config: Config, data: corpus.Corpus, first_stage: pretrain.Start | None
+) -> tuple[dict[str, Any], str]:
+    """Trains both stages, or goes on in the one that was killed; returns the JSON result and the closing text."""
+    folder = pathlib.Path(config.run_dir)
+    search, proper = configs(config)
+    runs = session.make_runs(search, data, first_stage)
+    session.make_runs(proper, data, first_stage)  # refuses before anything is written
+    if not config.resume:
+        run_dir.create(folder)
+    session.pretrain_into(folder, config, data, first_stage, runs)
+    if not (folder / "config.json").exists():
+        record.write_stages(folder, STAGES)
+        manifest.write(folder, command="jaxpriv keyboard train", config=config, digests=data.digests)
+    baseline = session.ngram_scores(data, folder)
+    _, searched = session.train_runs(search, data, runs, baseline)
+    norm = clip_norm(folder / STAGES[0])
+    proper = dataclasses.replace(proper, clip_norm=norm)
+    again = session.make_runs(proper, data, first_stage)
+    for run in again.values():
+        run.initial = runs[""].initial
+    result, text = session.train_runs(proper, data, again, baseline)
+
+    statement = session.write_statement(folder)
+    _draw(folder, norm)
+    composed = {name: statement.data[name] for name in ("rho", "epsilon", "delta")}
+    lines = [
+        f"First stage, clip norm sought with {search.report_goal} devices a round: {norm:.4g}",
+        searched.splitlines()[1],
+        "",
+        "Second stage:",
+        text,
+        "",
+        "Both stages together (the headline):",
+        statement.sentence,
+        f"Statement and pictures: {folder}",
+    ]
+    return result | composed | {"run_dir": str(folder), "clip_norm": norm}, "\n".join(lines)
+
+
+def configs(config: Config) -> tuple[Config, Config]:
+    """Settings of both stages; the clip norm of the second is still to be found.
+
+    Raises:
+      InputError: the first stage cannot be served.
+    """
+    if config.clip_search_rounds < 1:
+        raise InputError(f"--clip-search-rounds must be at least 1, got {config.clip_search_rounds}")
+    goal = config.clip_search_report_goal
+    goal = max(1, config.report_goal // 10) if goal is None else goal
+    if goal < 1:
+        raise InputError(f"--clip-search-report-goal must be at least 1, got {goal}")
+    noise = config.clip_search_noise_multiplier
+    if noise is None:
+        noise = config.noise_multiplier * goal / config.report_goal
+    elif not 0 < noise < math.inf:
+        raise InputError(f"--clip-search-noise-multiplier must be a finite number above 0, got {noise}")
+    folder, seed = pathlib.Path(config.run_dir), config.insecure_noise_seed
+    search = dataclasses.replace(
+        config,
+        clip="adaptive",
+        rounds=config.clip_search_rounds,
+        report_goal=goal,
+        noise_multiplier=noise,
+        restarts=config.clip_search_restarts,
+        completion=config.completion and bool(config.clip_search_restarts),
+        server_cooldown=0,
+        compare=False,
+        run_dir=str(folder / STAGES[0]),
+        # Another seed than the second stage's, or both would have the same noise.
+        insecure_noise_seed=None if seed is None else (seed + 1) % 2**32,
+    )
+    return search, dataclasses.replace(config, clip="fixed", run_dir=str(folder / STAGES[1]))
+
+
+def clip_norm(folder: pathlib.Path) -> float:
+    """The quantile estimate that a finished adaptive run released last."""
+    released = [line for line in metrics.read(folder / "metrics.jsonl") if "estimate" in line]
+    return float(released[-1]["estimate"])
+
+
+def _draw(folder: pathlib.Path, norm: float) -> None:
+    """two_stage.png: the estimate by round of the first stage, and the accuracy of both."""
+    lines = {name: metrics.read(folder / name / "metrics.jsonl") for name in STAGES}
+    made, (left, right) = plots.figure(2)
+    own = [r for r in lines[STAGES[0]] if "estimate" in r]
+    x = [r["round"] + 1 for r in own]
+    plots.curves(
+        left,
+        {
+            "private quantile estimate": (x, [r["estimate"] for r in own]),
+            "clip norm in force": (x, [r["clip_norm"] for r in own]),
+        },
+        xlabel="round of the first stage",
+        ylabel="L2 norm of an update",
+        lines={f"clip norm of the second stage: {norm:.3g}": norm},
+    )
+    scored = {name: [r for r in rows if "evaluation" in r] for name, rows in lines.items()}
+    plots.curves(
+        right,
+        {
+            label: ([r["round"] + 1 for r in rows], [r["evaluation"]["top1_words"] for r in rows])
+            for label, rows in zip(
+                ("first stage, adaptive clip", "second stage, fixed clip"), scored.values()
+            )
+        },
+        xlabel="round of the stage",
+        ylabel="top-1 words, %",
+        title="held-out clients (not covered by the guarantee)",
+    )
+    (folder / "plots").mkdir(exist_ok=True)
+    plots.save(made, folder / "plots" / "two_stage.png")
