@@ -96,7 +96,9 @@ def compare(runs: Mapping[str, Mapping[str, Any]], path: pathlib.Path, *, ngram:
     kinds = {(run["config"]["mechanism"], noise_per_client(run["config"])) for run in runs.values()}
     if by_round and len(kinds - {("none", 0.0)}) < 2:
         made, (left, right) = plots.figure(2)
-        plots.curves(left, _by_round(runs, "top1_words"), xlabel="round", ylabel="top-1 words, %", lines=lines)
+        plots.curves(
+            left, _by_round(runs, "top1_words"), xlabel="round", ylabel="top-1 words, %", lines=lines
+        )
         plots.curves(right, _by_round(runs, "perplexity"), xlabel="round", ylabel="perplexity", log_y=True)
         plots.save(made, path)
         return
