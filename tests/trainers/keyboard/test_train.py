@@ -86,6 +86,8 @@ def test_a_run_leaves_what_it_promises(whole):
         "delta",
         "seconds",
         "simulation",
+        "bytes_up",
+        "bytes_down",
     ]
     assert result["simulation"] is True  # the toy's noise comes from a public seed
     assert 0 <= result["top1_words"] <= 100
