@@ -269,15 +269,15 @@ def rotate_back(
 
 
 def _hadamard(vector):
-    """By Kronecker factors of up to 64, each a small product with a matrix of signs."""
+    """By Kronecker factors of up to 32, each a product with a small matrix of signs; as every factor's axis goes
+    from last to first, they end where they began."""
     size = vector.shape[0]
-    left, done = size.bit_length() - 1, 1
+    left = size.bit_length() - 1
     while left:
-        radix = 1 << min(left, 6)
-        blocks = vector.reshape(-1, radix, done)
-        vector = jnp.einsum("ij,ajb->aib", _sign_matrix(radix), blocks, precision=lax.Precision.HIGHEST)
-        done, left = done * radix, left - min(left, 6)
-    return vector.reshape(size) * jnp.float32(1 / math.sqrt(size))
+        radix = 1 << min(left, 5)
+        rows = jnp.dot(vector.reshape(-1, radix), _sign_matrix(radix), precision=lax.Precision.HIGHEST)
+        vector, left = rows.T.reshape(size), left - min(left, 5)
+    return vector * jnp.float32(1 / math.sqrt(size))
 
 
 def _sign_matrix(size):
