@@ -311,9 +311,13 @@ def adaptive(
     near = (jnp.arange(num_neighbors)[None] < sizes[:, None])[None]
     log_share = _log_normalize(jnp.where(near, energies, -jnp.inf))
     log_mass = _log_sum(log_choice[:, 1:, None] + log_share, 1)
-    log_knn = _scatter(log_mass, neighbors.values, log_nmt.shape[-1])
     found = jnp.any(neighbors.ids >= 0, -1, keepdims=True)
-    return jnp.where(found, _log_add(log_choice[:, :1] + log_nmt, log_knn), log_nmt)
+    kept = log_nmt + jnp.where(found, log_choice[:, :1], 0)
+    # Only the neighbours' tokens need the sum; logaddexp over a vocabulary costs as much as a decoding step.
+    total, columns = _by_value(log_mass, neighbors.values, log_nmt.shape[-1])
+    near = jnp.take_along_axis(kept, neighbors.values, -1, mode="clip")
+    rows = jnp.arange(kept.shape[0])[:, None]
+    return kept.at[rows, columns].set(_log_add(near, total), mode="drop")
 
 
 class MetaK(NamedTuple):
@@ -379,14 +383,22 @@ def _first_of_value(values: Array, counts: Array) -> Array:
     return counts & ~jnp.any(same & earlier, -1)
 
 
-def _scatter(log_mass: Array, values: Array, vocab_size: int) -> Array:
-    """Log of the summed mass of each value, written where the value first occurs: no index twice."""
+def _by_value(log_mass: Array, values: Array, vocab_size: int) -> tuple[Array, Array]:
+    """`(log of the summed mass of each slot's value, column to write it to)`.
+
+    The column is the value where it occurs first and `vocab_size` elsewhere: no index twice.
+    """
     same = values[:, :, None] == values[:, None, :]
     total = _log_sum(jnp.where(same, log_mass[:, None, :], -jnp.inf), -1)
     write = _first_of_value(values, jnp.isfinite(log_mass)) & (values >= 0)
+    return total, jnp.where(write, values, vocab_size)
+
+
+def _scatter(log_mass: Array, values: Array, vocab_size: int) -> Array:
+    """Log of the summed mass of each value, -inf where there is none."""
+    total, columns = _by_value(log_mass, values, vocab_size)
     out = jnp.full((values.shape[0], vocab_size), -jnp.inf)
-    rows = jnp.arange(values.shape[0])[:, None]
-    return out.at[rows, jnp.where(write, values, vocab_size)].set(total, mode="drop")
+    return out.at[jnp.arange(values.shape[0])[:, None], columns].set(total, mode="drop")
 
 
 def _log_normalize(x: Array) -> Array:

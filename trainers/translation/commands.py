@@ -6,10 +6,11 @@ import pathlib
 import shutil
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
+import tyro
 
 from accounting import PrivacyStatement
 from jaxpriv import pq
@@ -22,6 +23,7 @@ from trainers.translation import (
     datastore,
     decode,
     facts,
+    memory,
     meta_k,
     protocol,
     release,
@@ -30,6 +32,7 @@ from trainers.translation import (
     session,
 )
 from trainers.translation import model as models
+from trainers.translation.config import Required, RequiredMany
 from trainers.translation.leakage import AttackConfig, run_attack
 from trainers.translation.private_memory import PrivateConfig, run_release, weighted_store
 
@@ -58,7 +61,7 @@ class TranslateConfig:
 
     model: str = "runs/translation/public"
     """Folder of the public model."""
-    input: str = ""
+    input: Required = ""
     """File of lines to translate (UTF-8)."""
     output: str | None = None
     """File for the translations; without it they are printed."""
@@ -76,8 +79,11 @@ class TranslateConfig:
     """Neighbours a step with --mixing fixed (adaptive: as the network was trained)."""
     gate: float = 1.0
     """The memory is asked only where the model's best piece has a probability below this."""
+    search: Literal["exact", "shadow", "faiss"] = "shadow"
+    """How the memory is searched: every record; every record in few components, the nearest ones exactly; or the
+    nearest cells of an inverted file (needs faiss-cpu)."""
     shadow: int = 32
-    """Principal components of the first pass of a search; 0 searches exactly."""
+    """Components of the first pass with --search shadow."""
     beams: int = 1
     """Beam width; 1 is greedy."""
     length_penalty: float = 1.0
@@ -125,7 +131,6 @@ def _way(config: TranslateConfig, model: data.Model) -> tuple[decode.Stepper, An
     if config.store is None:
         return decode.plain(model.graphdef), model.params
     opened = datastore.open_store(config.store, model=model.digest)
-    store: Any = datastore.on_device(opened)
     k, heat, meta, weight = config.k, config.temperature, None, None
     if config.mixing == "adaptive":
         meta, heat = meta_k.load(config.meta)
@@ -136,9 +141,9 @@ def _way(config: TranslateConfig, model: data.Model) -> tuple[decode.Stepper, An
         if not isinstance(opened.codebook, pq.Codebook):
             raise InputError(f"{config.store} has weights but no cells; write it with store --epsilon")
         shown = release.Histogram(opened.keys, opened.values, opened.weights)
-        store = weighted_store(opened.codebook, [shown], heat)
-    elif config.shadow and opened.count > config.shadow:
-        store = retrieval.with_shadow(store, components=config.shadow)
+        store: Any = weighted_store(opened.codebook, [shown], heat)
+    else:
+        store = memory.searchable(opened, config.search, components=config.shadow)
     how = retrieval.Retrieval(k=k, mixing=config.mixing, gate=config.gate, candidates=max(64, k))
     weights = retrieval.Weights(model.params, store, jnp.float32(heat), meta=meta, weight=weight)
     return retrieval.stepper(model.graphdef, how), weights
@@ -151,15 +156,15 @@ class KeygenConfig:
     A round is made by a member, never by the server, which would hold its key.
     """
 
-    name: str = ""
+    name: Annotated[str, tyro.conf.arg(help_behavior_hint="(required without --round)")] = ""
     """The member's name."""
     out: str = "."
     """Folder for NAME.secret.json (keep it) and NAME.public.json (give it to the other members)."""
     round: str | None = None
     """Round file to write. Needs --secret, --members, --model, --codebook."""
-    secret: str = ""
+    secret: Annotated[str, tyro.conf.arg(help_behavior_hint="(required with --round)")] = ""
     """The maker's private key file."""
-    members: tuple[str, ...] = ()
+    members: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(required with --round)")] = ()
     """Public key files of all members, the maker's own among them."""
     model: str = "runs/translation/public"
     """Folder of the public model that all members use."""
@@ -206,13 +211,13 @@ class StoreConfig:
     """Folder of the public model."""
     codebook: str | None = None
     """The server's codebook; none keeps keys as they are."""
-    data: str = ""
+    data: Required = ""
     """Private pairs: FILE or FILE:sub=a,b; its train part."""
     source_field: str = "en"
     """Field (or language) of the source side."""
     target_field: str = "de"
     """Field (or language) of the target side."""
-    out: str = ""
+    out: Required = ""
     """Folder for the memory."""
     min_sentences: int = 1
     """Keep only records whose value occurs in so many of these sentences; a habit, no guarantee."""
@@ -223,7 +228,10 @@ class StoreConfig:
     and a --codebook of cells (public/cells.npz, which `release` writes)."""
     delta: float | None = None
     """With --epsilon: well below one in the number of pairs."""
-    adjacency: Literal["", "add-remove", "replace-one"] = ""
+    adjacency: Annotated[
+        Literal["", "add-remove", "replace-one"],
+        tyro.conf.arg(help_behavior_hint="(required with --epsilon)"),
+    ] = ""
     """With --epsilon: a pair more or less, or one exchanged."""
     max_buckets: int = 16
     """With --epsilon: (cell, value) buckets that a pair fills at most."""
@@ -325,15 +333,15 @@ def write_store(
 class ShareConfig:
     """Client: seal a memory, record by record, and sign the upload."""
 
-    round: str = ""
+    round: Required = ""
     """Round file, from its maker."""
-    secret: str = ""
+    secret: Required = ""
     """One's own private key file."""
-    members: tuple[str, ...] = ()
+    members: RequiredMany = ()
     """Public key files of the other members, from themselves (compare fingerprints)."""
-    store: str = ""
+    store: Required = ""
     """Folder of the memory."""
-    out: str = ""
+    out: Required = ""
     """Upload to write."""
     json: bool = False
     """Print one JSON object as the last line."""
@@ -373,11 +381,11 @@ def _told(said: protocol.Report, place: str, what: str, way: str) -> Result:
 class ShuffleConfig:
     """Server: check the uploads, join them, and write their records in random order, without reading them."""
 
-    round: str = ""
+    round: Required = ""
     """Round file."""
-    uploads: tuple[str, ...] = ()
+    uploads: RequiredMany = ()
     """The members' uploads."""
-    out: str = ""
+    out: Required = ""
     """File to write, for every member."""
     json: bool = False
     """Print one JSON object as the last line."""
@@ -394,19 +402,19 @@ def run_shuffle(config: ShuffleConfig) -> Result:
 class OpenConfig:
     """Client: open what the server sent and save the joint memory."""
 
-    round: str = ""
+    round: Required = ""
     """Round file, from its maker."""
-    secret: str = ""
+    secret: Required = ""
     """One's own private key file."""
-    members: tuple[str, ...] = ()
+    members: RequiredMany = ()
     """Public key files of the other members."""
-    shuffled: str = ""
+    shuffled: Required = ""
     """File from the server."""
     codebook: str | None = None
     """The server's codebook."""
     own_upload: str | None = None
     """One's own upload, to count records that the server left out."""
-    out: str = ""
+    out: Required = ""
     """Folder for the joint memory."""
     json: bool = False
     """Print one JSON object as the last line."""

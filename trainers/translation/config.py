@@ -5,9 +5,14 @@ end.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from trainers.common.errors import InputError
+
+Required = Annotated[str, tyro.conf.arg(help_behavior_hint="(required)")]
+RequiredMany = Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(required)")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,7 @@ METHODS = (
     "ft",
     "ak_mt",
     "fednn",
+    "fednn_fixed",
 )
 
 
@@ -105,13 +111,15 @@ class Config:
     """How pairs are dealt: non_iid, iid, non_iid:N, iid:N, alpha:X; each is run."""
     methods: tuple[str, ...]
     """What is compared, of: p_nmt c_nmt fedavg_1 fedavg_inf fedavg_1_server fedavg_inf_server ft_ensemble ft
-    ak_mt fednn."""
+    ak_mt fednn fednn_fixed (one fixed weight, tuned on everybody's validation pairs)."""
     trials: int
     """Seeds a setting; dealing and fine-tuning differ, the public model does not."""
     epochs: int
     """Local epochs of fine-tuning, rounds of FedAvg_1, and epochs of C-NMT."""
     local_learning_rate: float
     """Rate of fine-tuning."""
+    client_pairs: int
+    """Train pairs a domain that clients hold at most, a fixed sample; 0 takes all."""
     server_sample: int
     """Server pairs that C-NMT and the FedAvg variants with server data see an epoch."""
 
@@ -125,8 +133,11 @@ class Config:
     """Neighbours a query."""
     gate: float
     """The memory is asked only where the model's best piece has a probability below this; 1 asks always."""
+    search: Literal["exact", "shadow", "faiss"]
+    """How a memory is searched: every record; every record in few components, the nearest ones exactly; or the
+    nearest cells of an inverted file (needs faiss-cpu)."""
     shadow: int
-    """Principal components of the first pass of a search; 0 searches exactly."""
+    """Components of the first pass with --search shadow."""
     test_sentences: int
     """Test sentences a domain; 0 takes all."""
     beams: int
@@ -158,7 +169,7 @@ class Config:
         ):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
-        for name in ("shadow", "test_sentences", "server_sample"):
+        for name in ("shadow", "client_pairs", "test_sentences", "server_sample"):
             if getattr(self, name) < 0:
                 raise InputError(
                     f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}"
@@ -189,15 +200,17 @@ _DEMO = Config(
     max_length=128,
     learning_rate=1e-2,
     settings=("non_iid",),
-    methods=METHODS,
+    methods=METHODS[:-1],
     trials=1,
     epochs=2,
-    local_learning_rate=5e-4,
+    local_learning_rate=3e-3,
+    client_pairs=0,
     server_sample=3000,
     key_encryption="pq",
     subspaces=64,
     k=8,
     gate=1.0,
+    search="shadow",
     shadow=32,
     test_sentences=100,
     beams=1,
@@ -221,7 +234,7 @@ PRESETS = {
         server_sample=100,
         subspaces=4,
         k=4,
-        shadow=0,
+        search="exact",
         test_sentences=8,
     ),
     "paper": replace(

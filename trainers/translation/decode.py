@@ -70,8 +70,20 @@ def normalized(log_prob, length, length_penalty):
 
 def select_rows(cache: models.Cache, rows: Int[Array, " rows"]) -> models.Cache:
     """The cache of these rows, in this order."""
-    self_keys, self_values, cross_keys, cross_values = (leaf[:, rows] for leaf in cache[:4])
-    return models.Cache(self_keys, self_values, cross_keys, cross_values, cache.source_mask[rows])
+    return jax.tree.map(lambda leaf: leaf[rows], cache)
+
+
+def likeliest(
+    log_probs: Float[Array, "rows vocabulary"],
+) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
+    """The best piece of every row, the first of equal ones, and its log-probability.
+
+    Two plain reductions, which a CPU vectorises; `argmax` is one that it does not, seven times slower.
+    """
+    best = log_probs.max(-1)
+    pieces = jnp.arange(log_probs.shape[-1], dtype=jnp.int32)[None]
+    first = jnp.where(log_probs == best[:, None], pieces, log_probs.shape[-1] - 1).min(-1)
+    return first, best
 
 
 def log_softmax(logits: Float[Array, "rows vocabulary"]) -> Float[Array, "rows vocabulary"]:
@@ -150,8 +162,7 @@ def _greedy_run(stepper, weights, state, keep):
             s.position == 0, END, jax.lax.dynamic_index_in_dim(s.pieces, s.position - 1, 1, keepdims=False)
         )
         cache, log_probs = stepper.step(weights, s.cache, last, s.position, ~s.done)
-        best = log_probs.argmax(-1).astype(jnp.int32)
-        gain = jnp.take_along_axis(log_probs, best[:, None], 1)[:, 0]
+        best, gain = likeliest(log_probs)
         pieces = jax.lax.dynamic_update_index_in_dim(s.pieces, jnp.where(s.done, PAD, best), s.position, 1)
         length = s.length + ~s.done
         finished = s.finished | (~s.done & (best == END))

@@ -11,9 +11,10 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,22 +22,31 @@ import numpy as np
 
 from jaxpriv import keys, knn, pq
 from trainers.common import files, metrics, progress
+from trainers.common.errors import InputError
 from trainers.common.pairs import Pair
 from trainers.translation import (
     batches,
     corpora,
+    crypto,
     data,
     datastore,
     dealing,
     decode,
+    facts,
     federated,
+    layout,
+    memory,
     meta_k,
+    protocol,
     retrieval,
     scoring,
     train,
 )
 from trainers.translation import model as models
 from trainers.translation.config import Config, ModelConfig
+
+TUNING = 60
+"""Validation pairs a domain, at most, that a fixed mixture is tuned on."""
 
 
 class Test(NamedTuple):
@@ -71,6 +81,13 @@ class Outcome(NamedTuple):
     bytes_down: int
 
 
+def sample(pairs: Sequence[Pair], most: int) -> list[Pair]:
+    """At most so many pairs, always the same ones and not the head of a sorted file; 0 takes all."""
+    if not most or len(pairs) <= most:
+        return list(pairs)
+    return sorted(pairs, key=lambda p: corpora.hashed(p.source))[:most]
+
+
 class Bench:
     """One run's public model, memories and caches."""
 
@@ -81,7 +98,9 @@ class Bench:
         self.model = self._public_model()
         self.graphdef, self.params = self.model.graphdef, self.model.params
         vocabulary = self.model.vocabulary
-        self.examples = {d: vocabulary.examples(s.train) for d, s in read.clients.items()}
+        self.examples = {
+            d: vocabulary.examples(sample(s.train, config.client_pairs)) for d, s in read.clients.items()
+        }
         self.server_examples = vocabulary.examples(read.server.train)
         self.tests = self._tests()
         self.entries: dict[str, retrieval.Entries] = {}
@@ -137,8 +156,7 @@ class Bench:
         sets |= {d: s.test for d, s in self.read.clients.items()}
         most, out = self.config.test_sentences, []
         for domain, pairs in sets.items():
-            if most and len(pairs) > most:  # a fixed sample, not the head of a sorted file
-                pairs = sorted(pairs, key=lambda p: corpora.hashed(p.source))[:most]
+            pairs = sample(pairs, most)
             sources = self.model.vocabulary.encode(p.source for p in pairs)
             names = sorted({p.sub for p in pairs}) if domain != corpora.GENERAL else []
             parts = {n: [i for i, p in enumerate(pairs) if p.sub == n] for n in names}
@@ -166,9 +184,11 @@ class Bench:
         root = keys.root(c.seed)
         rng = np.random.default_rng([c.seed, 11])
         seen = [self.server_examples[i] for i in rng.permutation(len(self.server_examples))[:8000]]
-        memory = retrieval.all_entries(self.graphdef, self.params, vocabulary.examples(self.read.memory))
+        public_memory = retrieval.all_entries(
+            self.graphdef, self.params, vocabulary.examples(self.read.memory)
+        )
         sample = retrieval.all_entries(self.graphdef, self.params, seen).keys
-        sample = np.concatenate([sample, memory.keys])
+        sample = np.concatenate([sample, public_memory.keys])
         sample = sample[rng.permutation(len(sample))[:65_536]]
         if c.key_encryption == "pq":
             self.codebook = jax.jit(pq.fit, static_argnames=("num_subspaces", "num_centroids"))(
@@ -188,7 +208,7 @@ class Bench:
             positions = meta_k.look(
                 self.graphdef,
                 self.params,
-                self.store([memory]),
+                self.store([public_memory]),
                 vocabulary.examples(self.read.questions),
                 config=self.retrieval(),
             )
@@ -196,21 +216,44 @@ class Bench:
             meta_k.save(place, meta, heat)
         self.meta, self.temperature = meta_k.load(place)
 
-    def store(self, parts: Sequence[retrieval.Entries]) -> Any:
-        """What a member searches: the parts' records after K-encryption, as `retrieval.find` takes them."""
-        keys_ = jnp.asarray(np.concatenate([p.keys for p in parts]))
-        values = jnp.asarray(np.concatenate([p.values for p in parts]))
-        c = self.config
-        if c.key_encryption == "pq":
-            store: Any = knn.build_coded(self.codebook, _encode(self.codebook, keys_), values)
-            return retrieval.with_shadow(store, components=c.shadow) if c.shadow else store
-        if c.key_encryption == "pca":
-            keys_ = pq.unproject(self.codebook, pq.project(self.codebook, keys_))
-        store = knn.build(keys_, values)
-        return retrieval.with_shadow(store, components=c.shadow) if c.shadow else store
+    def coded(self, entries: retrieval.Entries) -> datastore.Datastore:
+        """These records after K-encryption."""
+        return memory.coded(self.model, self.codebook, entries.keys, entries.values)
 
-    def retrieval(self) -> retrieval.Retrieval:
-        return retrieval.Retrieval(k=self.config.k, gate=self.config.gate, candidates=max(64, self.config.k))
+    def searchable(self, store: datastore.Datastore) -> Any:
+        """A memory as `retrieval.find` takes it, searched as the settings say."""
+        return memory.searchable(store, self.config.search, components=self.config.shadow)
+
+    def store(self, parts: Sequence[retrieval.Entries]) -> Any:
+        """What somebody searches who holds all parts, without the protocol."""
+        return self.searchable(self.coded(join(parts)))
+
+    def exchange(
+        self, clients: Sequence[federated.Client], parts: Sequence[retrieval.Entries]
+    ) -> tuple[Any, protocol.Traffic]:
+        """The joint memory as a member has it after sealing, shuffling and opening, and the bytes of it."""
+        stores = {client.name: self.coded(own) for client, own in zip(clients, parts)}
+        with tempfile.TemporaryDirectory(dir=self.run_dir) as folder:
+            quota = max(len(own.values) for own in parts)
+            joint, traffic = protocol.simulate(folder, stores, self.codebook, quota=quota)
+            return self.searchable(joint), traffic
+
+    def retrieval(self, mixing: Literal["adaptive", "fixed"] = "adaptive") -> retrieval.Retrieval:
+        c = self.config
+        return retrieval.Retrieval(k=c.k, mixing=mixing, gate=c.gate, candidates=max(64, c.k))
+
+    def fixed(self, store: Any) -> retrieval.Weights:
+        """A fixed mixture for this memory, tuned on everybody's validation pairs, pooled."""
+        sets = [self.read.server, *self.read.clients.values()]
+        pooled = [
+            p for s in sets for p in sorted(s.validation, key=lambda p: corpora.hashed(p.source))[:TUNING]
+        ]
+        if not pooled:
+            raise InputError("fednn_fixed needs validation pairs to tune its weight on")
+        examples = self.model.vocabulary.examples(pooled)
+        positions = meta_k.look(self.graphdef, self.params, store, examples, config=self.retrieval())
+        heat, weight = meta_k.tune_fixed(positions)
+        return retrieval.Weights(self.params, store, jnp.float32(heat), weight=jnp.float32(weight))
 
     def weights(self, store: Any) -> retrieval.Weights:
         return retrieval.Weights(self.params, store, jnp.float32(self.temperature), meta=self.meta)
@@ -329,31 +372,30 @@ class Bench:
         return bleu, chrf, pieces / max(seconds, 1e-9)
 
 
-@jax.jit
-def _encode(codebook, vectors):
-    return pq.encode(codebook, vectors)
-
-
 def trial_seed(seed: int, trial: int, epoch: int) -> int:
     """A seed of its own for every trial and epoch."""
     return int(np.random.SeedSequence([seed, trial, epoch]).generate_state(1)[0])
 
 
-def share_entries(bench: Bench, share: dealing.Share) -> list[retrieval.Entries]:
+def join(parts: Sequence[retrieval.Entries]) -> retrieval.Entries:
+    """All records of these parts, in order."""
+    return retrieval.Entries(*(np.concatenate(column) for column in zip(*parts)))
+
+
+def share_entries(bench: Bench, share: dealing.Share) -> retrieval.Entries:
     """The records of a client's pairs, taken from those of its domains."""
     out = []
     for domain in bench.domains:
         chosen = np.array([i for d, i in share.members if d == domain], np.int64)
-        memory = bench.memory(domain)
-        rows = np.isin(memory.sentences, chosen)
-        out.append(retrieval.Entries(*(column[rows] for column in memory)))
-    return out
+        entries = bench.memory(domain)
+        rows = np.isin(entries.sentences, chosen)
+        out.append(retrieval.Entries(*(column[rows] for column in entries)))
+    return join(out)
 
 
-def record_bytes(config: Config) -> int:
-    """Bytes of one sealed record: key, two bytes of value, a nonce of 12 and a tag of 16."""
-    key = {"pq": config.subspaces, "pca": 4 * config.subspaces, "none": 4 * config.dim}[config.key_encryption]
-    return key + 2 + 28
+def record_bytes(bench: Bench) -> int:
+    """Bytes of one sealed record."""
+    return layout.record_bytes(facts.facts_of(bench.model, bench.codebook)) + crypto.OVERHEAD
 
 
 def run_setting(bench: Bench, setting: str, trial: int, method: str) -> Outcome:
@@ -396,19 +438,22 @@ def run_setting(bench: Bench, setting: str, trial: int, method: str) -> Outcome:
             ways = {s.domain: (plain, params) for s, params in reversed(list(zip(shares, own)))}
     else:
         bench.prepare()
-        stepper = retrieval.stepper(bench.graphdef, bench.retrieval())
         mine = [share_entries(bench, s) for s in shares]
         work = 2.0 * size * private
-        if method == "fednn":
-            store = bench.store([e for entries in mine for e in entries])
-            ways = dict.fromkeys(everywhere, (stepper, bench.weights(store)))
-            up = private * record_bytes(c)
-            down = len(clients) * up
-        else:
+        stepper = retrieval.stepper(bench.graphdef, bench.retrieval())
+        if method == "ak_mt":
             ways = {
-                share.domain: (stepper, bench.weights(bench.store(entries)))
-                for share, entries in reversed(list(zip(shares, mine)))
+                share.domain: (stepper, bench.weights(bench.store([own])))
+                for share, own in reversed(list(zip(shares, mine)))
             }
+        else:
+            store, traffic = bench.exchange(clients, mine)
+            up, down = sum(traffic.up.values()), len(clients) * traffic.down
+            if method == "fednn":
+                ways = dict.fromkeys(everywhere, (stepper, bench.weights(store)))
+            else:
+                stepper = retrieval.stepper(bench.graphdef, bench.retrieval("fixed"))
+                ways = dict.fromkeys(everywhere, (stepper, bench.fixed(store)))
     seconds = time.process_time() - start
     bleu, chrf, speed = bench.judge(f"{setting} {method}", ways)
     return Outcome(bleu, chrf, speed, seconds, work, up, down)

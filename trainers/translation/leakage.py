@@ -11,6 +11,7 @@ from jaxpriv import keys
 from trainers.common import files, parallel_text
 from trainers.common.errors import InputError
 from trainers.translation import attack, corpora, data, datastore, facts, report, retrieval
+from trainers.translation.config import Required, RequiredMany
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +23,9 @@ class AttackConfig:
     """Folder of the public model."""
     codebook: str | None = None
     """The server's codebook; without it plain keys alone are attacked."""
-    attacker: str = ""
+    attacker: Required = ""
     """The attacking member's pairs: FILE or FILE:sub=a,b."""
-    defender: tuple[str, ...] = ()
+    defender: RequiredMany = ()
     """The others' pairs: NAME=FILE, one word a member."""
     source_field: str = "en"
     """Field (or language) of the source side."""

@@ -22,17 +22,19 @@ Params = Any
 
 
 class Cache(NamedTuple):
-    """What a decoding step needs of the past. Layers first, rows second.
+    """What a decoding step needs of the past: an array a decoder layer, rows first.
 
-    self_keys, self_values: `[layers, rows, heads, max_length, head_dim]`, filled up to the present position.
+    One array a layer, because a slice of a stacked one would be copied at every step.
+
+    self_keys, self_values: `[rows, heads, max_length, head_dim]`, filled up to the present position.
     cross_keys, cross_values: the same over source positions, computed once.
     source_mask: `[rows, source_length]`, True for real source pieces.
     """
 
-    self_keys: Float[Array, "layers rows heads length head_dim"]
-    self_values: Float[Array, "layers rows heads length head_dim"]
-    cross_keys: Float[Array, "layers rows heads source head_dim"]
-    cross_values: Float[Array, "layers rows heads source head_dim"]
+    self_keys: tuple[Float[Array, "rows heads length head_dim"], ...]
+    self_values: tuple[Float[Array, "rows heads length head_dim"], ...]
+    cross_keys: tuple[Float[Array, "rows heads source head_dim"], ...]
+    cross_values: tuple[Float[Array, "rows heads source head_dim"], ...]
     source_mask: Bool[Array, "rows source"]
 
 
@@ -176,27 +178,25 @@ class Transformer(nnx.Module):
 
     def start(self, memory, source_mask, max_length: int) -> Cache:
         """An empty cache for `max_length` target positions."""
-        rows = memory.shape[0]
-        pairs = [layer.cross.keys_values(memory) for layer in self.decoder]
         head_dim = self.config.dim // self.config.num_heads
-        empty = jnp.zeros((len(pairs), rows, self.config.num_heads, max_length, head_dim), memory.dtype)
-        cross_keys = jnp.stack([k for k, _ in pairs])
-        cross_values = jnp.stack([v for _, v in pairs])
+        shape = (memory.shape[0], self.config.num_heads, max_length, head_dim)
+        empty = tuple(jnp.zeros(shape, memory.dtype) for _ in self.decoder)
+        cross_keys, cross_values = zip(*(layer.cross.keys_values(memory) for layer in self.decoder))
         return Cache(empty, empty, cross_keys, cross_values, source_mask)
 
     def step(self, cache: Cache, pieces, position):
         """One target position for every row: `(cache, hidden [rows, dim], keys [rows, dim])`."""
         x = self.embed(pieces[:, None], position[None])
-        past = (jnp.arange(cache.self_keys.shape[3]) <= position)[None, None, None]
+        past = (jnp.arange(cache.self_keys[0].shape[2]) <= position)[None, None, None]
         cross_mask = cache.source_mask[:, None, None, :]
-        self_keys, self_values = cache.self_keys, cache.self_values
+        self_keys, self_values = [], []
         h = x
         for i, layer in enumerate(self.decoder):
             h = layer.attention_norm(x)
             key, value = layer.attention.keys_values(h)
-            start = (i, 0, 0, position, 0)
-            self_keys = jax.lax.dynamic_update_slice(self_keys, key[None], start)
-            self_values = jax.lax.dynamic_update_slice(self_values, value[None], start)
+            start = (0, 0, position, 0)
+            self_keys.append(jax.lax.dynamic_update_slice(cache.self_keys[i], key, start))
+            self_values.append(jax.lax.dynamic_update_slice(cache.self_values[i], value, start))
             seen = _attend(layer.attention.queries(h), self_keys[i], self_values[i], past)
             x = x + layer.attention.merge(seen)
             query = layer.cross.queries(layer.cross_norm(x))
@@ -205,7 +205,8 @@ class Transformer(nnx.Module):
             x = x + layer.feed_forward(h)
         hidden = self.decoder_norm(x)
         keys = self._keys_of(hidden, h)
-        return cache._replace(self_keys=self_keys, self_values=self_values), hidden[:, 0], keys[:, 0]
+        cache = cache._replace(self_keys=tuple(self_keys), self_values=tuple(self_values))
+        return cache, hidden[:, 0], keys[:, 0]
 
 
 class _Dropper:

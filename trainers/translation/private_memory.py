@@ -14,11 +14,12 @@ import math
 import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tyro
 
 from jaxpriv import keys, knn, pq
 from trainers.common import entropy, files, metrics, plots
@@ -47,9 +48,11 @@ class PrivateConfig:
     """Folder that `train` wrote; results are added to it."""
     epsilons: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
     """Of the histograms, one release each (they do not compose: a client makes one of them)."""
-    delta: float | None = None
+    delta: Annotated[float | None, tyro.conf.arg(help_behavior_hint="(required)")] = None
     """Of the histograms; well below one in the number of sentences. Must be given."""
-    adjacency: Literal["", "add-remove", "replace-one"] = ""
+    adjacency: Annotated[
+        Literal["", "add-remove", "replace-one"], tyro.conf.arg(help_behavior_hint="(required)")
+    ] = ""
     """Neighbouring data: a sentence pair more or less, or one exchanged. Must be given."""
     max_buckets: int = 16
     """Buckets that a sentence pair fills at most."""
@@ -193,8 +196,7 @@ def _measure(
     shares = dealing.deal(
         bench.config.settings[0], sizes, seed=experiment.trial_seed(bench.config.seed, 0, 0)
     )
-    parts = [experiment.share_entries(bench, share) for share in shares]
-    clients = [retrieval.Entries(*(np.concatenate(column) for column in zip(*part))) for part in parts]
+    clients = [experiment.share_entries(bench, share) for share in shares]
     if settings.get("histogram"):
         shared = _histograms(config, cells(), clients, settings.get("release"))
     else:
@@ -212,9 +214,7 @@ def _filtered(bench: experiment.Bench, clients: Sequence[retrieval.Entries], min
         parts.append(retrieval.Entries(*(column[keep] for column in own)))
     assert bench.meta is not None
     count = sum(len(p.values) for p in parts)
-    return Shared(
-        bench.store(parts), bench.meta, bench.temperature, count, experiment.record_bytes(bench.config)
-    )
+    return Shared(bench.store(parts), bench.meta, bench.temperature, count, experiment.record_bytes(bench))
 
 
 def _prepare(bench: experiment.Bench, config: PrivateConfig) -> Cells:

@@ -21,6 +21,7 @@ NAMES = {
     "ft": "FT (own domain)",
     "ak_mt": "AK-MT (own memory)",
     "fednn": "FedNN",
+    "fednn_fixed": "FedNN, fixed weight",
 }
 
 GUARANTEE = {
@@ -30,6 +31,11 @@ GUARANTEE = {
 }
 NO_GUARANTEE = "epsilon: none (models trained on private text are exchanged as they are)"
 LOCAL = "epsilon: none (nothing leaves the client, so nothing is claimed about it)"
+
+
+GUARANTEE["fednn_fixed"] = (
+    GUARANTEE["fednn"] + "; its weight is tuned on the clients' validation pairs, which is counted nowhere"
+)
 
 
 def guarantees(methods: Sequence[str]) -> dict[str, str]:

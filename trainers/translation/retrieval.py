@@ -1,9 +1,9 @@
 """kNN-MT at decoding time: the model's distribution mixed with that of a store's neighbours.
 
-`stepper` is a `decode.Stepper`, so greedy and beam search run on it unchanged. Three ways to make the search
-cheap, each measured in tests/bench/bench_translation.py: rows that have ended are not searched, rows where
-the model is sure (`gate`) are not searched, and a store may be scanned in a few principal components first
-(`Projected`), the survivors compared exactly.
+`stepper` is a `decode.Stepper`, so greedy and beam search run on it unchanged. Four ways to make the search
+cheap, each measured in tests/bench/bench_decoding.py: rows that have ended are not searched, rows where
+the model is sure (`gate`) are not searched, a store may be scanned in a few principal components first
+(`Projected`), the survivors compared exactly, and FAISS may look into the nearest cells only (`Inverted`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxpriv import knn, pq
-from trainers.translation import batches, decode
+from trainers.translation import batches, decode, faiss_engine
 from trainers.translation import model as models
 
 
@@ -60,6 +60,14 @@ class Projected(NamedTuple):
     projection: pq.Projection
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True, eq=False)
+class Inverted:
+    """A memory in FAISS's hands, on the host: a constant of the programs that search it."""
+
+    index: faiss_engine.Index
+
+
 class Weighted(NamedTuple):
     """A store whose entries stand for many: an entry of weight w is nearer by temperature x log w.
 
@@ -75,7 +83,8 @@ class Weighted(NamedTuple):
 class Weights(NamedTuple):
     """What a kNN stepper is given.
 
-    params: of the model. store: `knn.Store`, `knn.CodedStore`, `Projected` or `Weighted`. temperature: of the kernel.
+    params: of the model. store: `knn.Store`, `knn.CodedStore`, `Projected`, `Inverted` or `Weighted`. temperature:
+    of the kernel.
     meta: the Meta-k network, for adaptive mixing. weight: the fixed weight of the store, for fixed mixing.
     """
 
@@ -103,12 +112,25 @@ def with_shadow(store: knn.Store | knn.CodedStore, *, components: int) -> Projec
     return Projected(store, knn.build(jnp.concatenate(parts), store.values), projection)
 
 
+def padded(store: knn.Store | knn.CodedStore | Projected) -> knn.Store | knn.CodedStore | Projected:
+    """The store with at most an eighth more rows, never retrieved, so that few sizes are compiled for."""
+    if isinstance(store, Projected):
+        shadow = padded(store.shadow)
+        assert isinstance(shadow, knn.Store)
+        return store._replace(full=padded(store.full), shadow=shadow)
+    rows = store.values.shape[0]
+    step = 1 << max(rows.bit_length() - 4, 4)
+    return knn.pad(store, max(-(-rows // step), 1) * step)
+
+
 def find(store, queries: Float[Array, "rows dim"], retrieval: Retrieval) -> knn.Neighbors:
     """The k nearest entries; of `candidates` found in projection (`Projected`) or without weights (`Weighted`)."""
     if isinstance(store, Weighted):
         near = knn.search(store.full, queries, k=retrieval.candidates)
         away = near.distances + store.penalties[jnp.maximum(near.ids, 0)]
         return knn.top(near._replace(distances=away), k=retrieval.k)
+    if isinstance(store, Inverted):
+        return faiss_engine.search_in_jit(store.index, queries, k=retrieval.k)
     if not isinstance(store, Projected):
         return knn.search(store, queries, k=retrieval.k)
     queries = queries - store.full.centre[None]
@@ -135,8 +157,11 @@ def mix(log_nmt, neighbors: knn.Neighbors, weights: Weights, mixing: str) -> Flo
 
 
 def _sizes(rows: int) -> list[int]:
-    """Numbers of queries that are compiled for: none, and a few fractions of all rows."""
-    return [0, *sorted({s for s in (rows // 8, rows // 4, rows // 2, rows) if s >= min(rows, 4)})]
+    """Numbers of queries that are compiled for: none, a quarter of the rows, all of them.
+
+    Every size costs a second of compilation and saves less than it the more there are.
+    """
+    return [0, rows // 4, rows] if rows >= 16 else [0, rows]
 
 
 @functools.lru_cache(maxsize=16)

@@ -4,8 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from tqdm.auto import tqdm
 
 from trainers.cli import main
+from trainers.common import metrics
+from trainers.translation import corpora, experiment, federated, retrieval, session
 
 WORDS = ["haus", "garten", "frau", "stadt", "baum", "licht", "weg", "tag", "wort", "hand", "stein", "fluss"]
 ENGLISH = [
@@ -81,6 +84,50 @@ def test_train_writes_a_whole_run_folder(finished, capsys):
     assert "compression" in text
 
 
+def test_the_protocol_changes_no_translation(finished):
+    """Sealing, shuffling and opening give the memory back; the bytes are those of the files."""
+    folder, _ = finished
+    config = session.read_config(str(folder / "run"))
+    bench = experiment.Bench(config, corpora.load(config), folder / "run")
+    bench.prepare()
+    clients = [federated.Client(d, e, len(e)) for d, e in bench.examples.items()]
+    parts = [bench.memory(d) for d in bench.domains]
+    joint, traffic = bench.exchange(clients, parts)
+    direct = bench.store(parts)
+    assert direct.values.shape == joint.values.shape
+    assert (np.asarray(direct.values) != np.asarray(joint.values)).any()  # another order
+    stepper = retrieval.stepper(bench.graphdef, bench.retrieval())
+    told = [
+        bench.translate(stepper, bench.weights(store), test, tqdm(disable=True))
+        for store in (direct, joint)
+        for test in bench.tests
+    ]
+    assert told[: len(bench.tests)] == told[len(bench.tests) :]
+    sizes = {c.name: len(p.values) * experiment.record_bytes(bench) for c, p in zip(clients, parts)}
+    assert set(traffic.up) == set(sizes)
+    assert all(0 < traffic.up[name] - size < 1000 for name, size in sizes.items())
+    row = next(r for r in metrics.read(folder / "run" / "metrics.jsonl") if r["method"] == "fednn")
+    assert row["bytes_up"] == pytest.approx(sum(traffic.up.values()), abs=100)  # names and times in headers
+    assert not list((folder / "run").glob("tmp*"))
+
+
+def test_a_fixed_weight_beside_the_adaptive_one(finished, capsys):
+    _, options = finished
+    status = main(["translation", *options, "--resume", "--methods", "fednn_fixed"])
+    result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert status == 0
+    assert set(result["bleu"]["fednn_fixed"]) == {"general", "it", "it/a", "it/b", "law", "law/a", "law/b"}
+    assert "validation pairs" in result["guarantee"]["fednn_fixed"]
+
+
+def test_required_options_say_so(capsys):
+    with pytest.raises(SystemExit):
+        main(["translation", "share", "--help"])
+    text = capsys.readouterr().out
+    assert text.count("(required)") == 5
+    assert "(default: '')" not in text
+
+
 def test_no_private_sentence_in_what_is_released(finished):
     folder, _ = finished
     private = json.loads((folder / "law.train.jsonl").read_text().splitlines()[0])["de"]
@@ -128,7 +175,7 @@ def test_protocol_through_files(finished, capsys, tmp_path):
     assert "epsilon: none" in opened["guarantee"]
 
     (tmp_path / "text").write_text("house garden\n\n   \nriver\n", encoding="utf-8")
-    for extra in ([], ["--store", tmp_path / "joint", "--meta", public / "meta_k.npz", "--shadow", "0"]):
+    for extra in ([], ["--store", tmp_path / "joint", "--meta", public / "meta_k.npz", "--search", "exact"]):
         status, out = run(capsys, "translate", *model, "--input", tmp_path / "text", *extra)
         assert status == 0
         assert len(out["translations"]) == 4

@@ -7,7 +7,7 @@ import pytest
 
 from jaxpriv import knn, pq
 from trainers.common.errors import InputError
-from trainers.translation import datastore, faiss_engine
+from trainers.translation import datastore, faiss_engine, memory, retrieval
 
 
 @pytest.fixture(scope="module", params=["none", "pq"])
@@ -64,6 +64,20 @@ def test_probing_some_cells_finds_most_and_misses_carry_no_mass(store):
     assert recall > 0.7
 
 
+def test_decoding_may_search_by_it(store):
+    """Seen through the store's own interface, from inside a jitted step."""
+    pytest.importorskip("faiss", reason="FAISS (faiss-cpu) is not installed")
+    found = {
+        how: jax.jit(retrieval.find, static_argnums=2)(
+            memory.searchable(store, how, components=8), jnp.asarray(queries()), retrieval.Retrieval(k=5)
+        )
+        for how in ("faiss", "exact")
+    }
+    assert found["faiss"].distances.shape == (6, 5)
+    near = np.asarray(found["faiss"].ids)[:, 0] == np.asarray(found["exact"].ids)[:, 0]
+    assert near.mean() > 0.6
+
+
 def test_settings_it_cannot_serve_are_refused(store):
     pytest.importorskip("faiss", reason="FAISS (faiss-cpu) is not installed")
     with pytest.raises(ValueError, match="probes must be in"):
@@ -76,5 +90,5 @@ def test_absence_says_what_to_install(store, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     faiss_engine._faiss.cache_clear()
     with pytest.raises(InputError, match="pip install faiss-cpu"):
-        faiss_engine.build(store, lists=4, probes=2)
+        memory.searchable(store, "faiss", components=0)
     faiss_engine._faiss.cache_clear()

@@ -91,9 +91,23 @@ def test_a_shadow_finds_what_the_exact_search_finds(coded):
     find = jax.jit(retrieval.find, static_argnums=2)
     queries = keys[:40] + 0.01
     exact = find(store, queries, how)
-    near = find(retrieval.with_shadow(store, components=6), queries, how)
-    np.testing.assert_allclose(near.distances, exact.distances, rtol=1e-3, atol=1e-4)
-    assert (np.sort(near.ids) == np.sort(exact.ids)).mean() > 0.98
+    shadowed = retrieval.with_shadow(store, components=6)
+    padded = retrieval.padded(shadowed)
+    assert padded.full.values.shape == padded.shadow.values.shape == (640,)
+    for some in (shadowed, padded):
+        near = find(some, queries, how)
+        np.testing.assert_allclose(near.distances, exact.distances, rtol=1e-3, atol=1e-4)
+        assert (np.sort(near.ids) == np.sort(exact.ids)).mean() > 0.98
+    assert (find(retrieval.padded(store), queries, how).ids == exact.ids).all()
+
+
+def test_padding_a_store_costs_an_eighth_at_most_and_makes_few_sizes():
+    sizes = {}
+    for rows in range(0, 600):
+        store = knn.build(jnp.zeros((rows, 2)), jnp.zeros(rows, jnp.int32))
+        sizes[rows] = retrieval.padded(store).values.shape[0]
+    assert all(rows <= size <= max(16, rows * 9 / 8, rows + 16) for rows, size in sizes.items())
+    assert len(set(sizes.values())) < 45
 
 
 def test_refusals():

@@ -1,0 +1,45 @@
+"""From a memory on disk or at hand to something that decoding searches: exactly, through a shadow, or by FAISS."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxpriv import pq
+from trainers.common.errors import InputError
+from trainers.translation import data, datastore, facts, faiss_engine, retrieval
+
+Search = Literal["exact", "shadow", "faiss"]
+PROBES = 32
+"""Cells of an inverted file that a query looks into."""
+
+
+def coded(
+    model: data.Model, codebook: pq.Codebook | pq.Projection | None, keys: np.ndarray, values: np.ndarray
+) -> datastore.Datastore:
+    """The memory of these records, K-encrypted, in the process' own memory."""
+    form = facts.facts_of(model, codebook)
+    rows = datastore.encode(form, codebook, keys)
+    return datastore.Datastore(pathlib.Path("memory"), form, rows, values.astype(np.int32), None, codebook)
+
+
+def searchable(memory: datastore.Datastore, search: Search, *, components: int) -> Any:
+    """A memory as `retrieval.find` takes it.
+
+    exact: every record is compared. shadow: every record in `components` principal components, the nearest ones
+    exactly. faiss: the records of the `PROBES` cells nearest to the query; each cell holds about sqrt(records) / 4.
+    Rows are padded to few numbers, so that memories of like size share a compiled program.
+    """
+    if search == "faiss":
+        lists = max(1, min(int(4 * memory.count**0.5), memory.count // 40))
+        built = faiss_engine.build(memory, lists=lists, probes=min(PROBES, lists))
+        return retrieval.Inverted(built)
+    store = datastore.on_device(memory)
+    if search == "shadow":
+        if components < 1:
+            raise InputError(f"--shadow must be at least 1 with --search shadow, got {components}")
+        if memory.count > components:
+            return retrieval.padded(retrieval.with_shadow(store, components=components))
+    return retrieval.padded(store)
