@@ -208,7 +208,7 @@ class Bench:
             positions = meta_k.look(
                 self.graphdef,
                 self.params,
-                self.store([public_memory]),
+                memory.searchable(self.coded(public_memory), c.search, components=c.shadow),
                 vocabulary.examples(self.read.questions),
                 config=self.retrieval(),
             )
@@ -221,8 +221,9 @@ class Bench:
         return memory.coded(self.model, self.codebook, entries.keys, entries.values)
 
     def searchable(self, store: datastore.Datastore) -> Any:
-        """A memory as `retrieval.find` takes it, searched as the settings say."""
-        return memory.searchable(store, self.config.search, components=self.config.shadow)
+        """A memory as `retrieval.find` takes it, searched as the settings say; of everybody's size."""
+        rows = sum(len(e.target) + 1 for own in self.examples.values() for e in own)
+        return memory.searchable(store, self.config.search, components=self.config.shadow, rows=rows)
 
     def store(self, parts: Sequence[retrieval.Entries]) -> Any:
         """What somebody searches who holds all parts, without the protocol."""

@@ -25,12 +25,13 @@ def coded(
     return datastore.Datastore(pathlib.Path("memory"), form, rows, values.astype(np.int32), None, codebook)
 
 
-def searchable(memory: datastore.Datastore, search: Search, *, components: int) -> Any:
+def searchable(memory: datastore.Datastore, search: Search, *, components: int, rows: int = 0) -> Any:
     """A memory as `retrieval.find` takes it.
 
     exact: every record is compared. shadow: every record in `components` principal components, the nearest ones
     exactly. faiss: the records of the `PROBES` cells nearest to the query; each cell holds about sqrt(records) / 4.
-    Rows are padded to few numbers, so that memories of like size share a compiled program.
+    Rows are padded to few numbers, at least `rows`, so that memories of like size share a compiled program, which takes
+    longer to make than to run.
     """
     if search == "faiss":
         lists = max(1, min(int(4 * memory.count**0.5), memory.count // 40))
@@ -41,5 +42,5 @@ def searchable(memory: datastore.Datastore, search: Search, *, components: int) 
         if components < 1:
             raise InputError(f"--shadow must be at least 1 with --search shadow, got {components}")
         if memory.count > components:
-            return retrieval.padded(retrieval.with_shadow(store, components=components))
-    return retrieval.padded(store)
+            return retrieval.padded(retrieval.with_shadow(store, components=components), rows=rows)
+    return retrieval.padded(store, rows=rows)

@@ -112,13 +112,15 @@ def with_shadow(store: knn.Store | knn.CodedStore, *, components: int) -> Projec
     return Projected(store, knn.build(jnp.concatenate(parts), store.values), projection)
 
 
-def padded(store: knn.Store | knn.CodedStore | Projected) -> knn.Store | knn.CodedStore | Projected:
-    """The store with at most an eighth more rows, never retrieved, so that few sizes are compiled for."""
+def padded(
+    store: knn.Store | knn.CodedStore | Projected, *, rows: int = 0
+) -> knn.Store | knn.CodedStore | Projected:
+    """The store with at least `rows` and up to an eighth more, never retrieved, so that few sizes are compiled for."""
     if isinstance(store, Projected):
-        shadow = padded(store.shadow)
+        shadow = padded(store.shadow, rows=rows)
         assert isinstance(shadow, knn.Store)
-        return store._replace(full=padded(store.full), shadow=shadow)
-    rows = store.values.shape[0]
+        return store._replace(full=padded(store.full, rows=rows), shadow=shadow)
+    rows = max(rows, store.values.shape[0])
     step = 1 << max(rows.bit_length() - 4, 4)
     return knn.pad(store, max(-(-rows // step), 1) * step)
 
