@@ -1,5 +1,6 @@
 """`jaxpriv translation`: train, evaluate, translate, and the protocol: keygen, store, share, shuffle, open;
-attack and release measure.
+attack, release
+and transfer measure.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ COMMANDS = {
     "open": "client: open what the server sent and save the joint memory",
     "attack": "measure what a memory gives away: reconstruction, membership, rare values",
     "release": "measure what a filter, or an epsilon, costs in BLEU",
+    "transfer": "measure a Meta-k network of one domain in the others",
 }
 
 

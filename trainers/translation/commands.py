@@ -35,8 +35,9 @@ from trainers.translation import model as models
 from trainers.translation.config import Required, RequiredMany
 from trainers.translation.leakage import AttackConfig, run_attack
 from trainers.translation.private_memory import PrivateConfig, run_release, weighted_store
+from trainers.translation.transfer import TransferConfig, run_transfer
 
-__all__ = ["run_attack", "run_release"]
+__all__ = ["run_attack", "run_release", "run_transfer"]
 Result = tuple[dict[str, Any], str]
 NOTHING = report.GUARANTEE["fednn"]
 
@@ -441,4 +442,5 @@ CONFIGS = {
     "open": OpenConfig,
     "attack": AttackConfig,
     "release": PrivateConfig,
+    "transfer": TransferConfig,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any, Literal
 
@@ -25,6 +26,18 @@ def coded(
     return datastore.Datastore(pathlib.Path("memory"), form, rows, values.astype(np.int32), None, codebook)
 
 
+def in_order(memory: datastore.Datastore) -> datastore.Datastore:
+    """The same records in an order that depends on them alone.
+
+    Of equally near records the first ones are found, so that translations would else depend on the shuffle.
+    """
+    parts = [np.ascontiguousarray(column).view(np.uint8) for column in (memory.keys, memory.values[:, None])]
+    rows = np.concatenate(parts, 1)
+    order = np.argsort(rows.view(f"V{rows.shape[1]}")[:, 0]) if len(rows) else np.zeros(0, np.int64)
+    weights = None if memory.weights is None else memory.weights[order]
+    return dataclasses.replace(memory, keys=memory.keys[order], values=memory.values[order], weights=weights)
+
+
 def searchable(memory: datastore.Datastore, search: Search, *, components: int, rows: int = 0) -> Any:
     """A memory as `retrieval.find` takes it.
 
@@ -33,6 +46,7 @@ def searchable(memory: datastore.Datastore, search: Search, *, components: int, 
     Rows are padded to few numbers, at least `rows`, so that memories of like size share a compiled program, which takes
     longer to make than to run.
     """
+    memory = in_order(memory)
     if search == "faiss":
         lists = max(1, min(int(4 * memory.count**0.5), memory.count // 40))
         built = faiss_engine.build(memory, lists=lists, probes=min(PROBES, lists))

@@ -72,6 +72,17 @@ def mean_scores(records: Sequence[Mapping[str, Any]], setting: str, score: str =
     return {m: {d: float(np.mean(v)) for d, v in row.items()} for m, row in out.items()}
 
 
+def break_even(records: Sequence[Mapping[str, Any]], setting: str) -> float | None:
+    """Rounds of FedAvg (one: FedAvg_inf) that take as many bytes, up and down, as FedNN's exchange."""
+    spent = {
+        r["method"]: r["bytes_up"] + r["bytes_down"]
+        for r in records
+        if r["setting"] == setting and r["bytes_up"]
+    }
+    once = spent.get("fedavg_inf", spent.get("fedavg_inf_server"))
+    return spent["fednn"] / once if once and "fednn" in spent else None
+
+
 def _mean_of_clients(row: Mapping[str, float]) -> float | None:
     own = [v for d, v in row.items() if d != "general" and "/" not in d]
     return float(np.mean(own)) if own else None
@@ -108,6 +119,9 @@ def table(records: Sequence[Mapping[str, Any]], setting: str, signature: str) ->
         "up and down: bytes of one exchange, all clients together; training seconds",
     ]
     lines[-1] += " are those of this call (0 where a cached model was used)."
+    rounds = break_even(records, setting)
+    if rounds is not None:
+        lines.append(f"FedNN's one exchange takes the bytes of {rounds:.1f} rounds of FedAvg.")
     return "\n".join(lines) + "\n"
 
 
