@@ -4,7 +4,11 @@ torch, sentence-transformers and the encoder are measured where they are install
 """
 
 import importlib.util
+import json
+import os
 import resource
+import subprocess
+import sys
 import time
 
 import jax
@@ -14,7 +18,7 @@ import numpy as np
 from jaxpriv import depth
 from tests.bench.timing import cpu_seconds, table
 from trainers.common.errors import InputError
-from trainers.documents import data, encoder, mechanisms, preparation
+from trainers.documents import data, encoder, mechanisms, methods, preparation, release
 
 CANDIDATES, SENTENCES, DIRECTIONS, DIM, DOCUMENTS = 5000, 16, 50, 384, 64
 
@@ -88,44 +92,83 @@ def _torch(sentences, directions, heights):
 
 
 def releases() -> None:
-    """Scores and draws from cached embeddings, 10,000 documents and one of 10,000 sentences, with memory."""
+    """Releases from cached sentence embeddings, each size in a process of its own: speed, and memory at its peak."""
+    rows = []
+    for name, counts in SIZES.items():
+        for devices in (1, 2):
+            environment = os.environ | {
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+                "OMP_NUM_THREADS": str(devices),
+            }
+            command = [sys.executable, "-m", "tests.bench.bench_documents", name]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            found = json.loads(done.stdout.splitlines()[-1])
+            rows.append(
+                [
+                    name,
+                    str(devices),
+                    f"{len(counts) / found['cpu']:,.0f}",
+                    f"{len(counts) / found['wall']:,.0f}",
+                    f"{found['inputs']:.0f}",
+                    f"{found['before']:.0f}",
+                    f"{found['peak']:.0f}",
+                ]
+            )
+    print(
+        "\nreleases: depth and permute-and-flip at epsilon 10; MB of input vectors, of the process before and at its peak"
+    )
+    table(["", "devices", "documents a CPU second", "a second", "inputs", "before", "peak"], rows)
+
+
+SIZES = {"10,000 documents of 16": [16] * 10_000, "one document of 10,000": [10_000]}
+
+
+def release_once(counts: list[int]) -> None:
+    """Runs in a process of its own and prints seconds and megabytes as JSON."""
     rng = np.random.default_rng(1)
     prepared = jax.jit(depth.prepare)(
         rng.normal(size=(CANDIDATES, DIM)).astype(np.float32),
         rng.normal(size=(DIRECTIONS, DIM)).astype(np.float32),
     )
-    rows = []
-    for name, counts in (("10,000 documents of 16", [16] * 10_000), ("one document of 10,000", [10_000])):
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        vectors = rng.normal(size=(offsets[-1], DIM)).astype(np.float32)
-        ids = [""] * len(counts)
-        documents = data.Encoded(ids, ids, np.zeros(len(counts), np.int32), (), vectors, offsets)
-        _release(documents.take(np.arange(min(300, len(counts)))), prepared)  # compiles
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        start, cpu = time.perf_counter(), time.process_time()
-        for first in range(0, len(counts), 2048):
-            _release(documents.take(np.arange(first, min(first + 2048, len(counts)))), prepared)
-        wall, cpu = time.perf_counter() - start, time.process_time() - cpu
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        rows.append(
-            [
-                name,
-                f"{len(counts) / cpu:,.0f}",
-                f"{len(counts) / wall:,.0f}",
-                f"{grown:.0f} MiB more at the peak",
-            ]
-        )
-    print("\nreleases: depth scores, exponential mechanism at epsilon 10")
-    table(["", "documents a CPU second", "a second", "memory"], rows)
+    embeddings = rng.normal(size=(CANDIDATES, DIM)).astype(np.float32)
+
+    def prepare(documents, variants):
+        scores = mechanisms.depth_scores(documents, prepared, num_directions=(DIRECTIONS,))
+        return {variants[0]: scores[DIRECTIONS]}
+
+    def draw(scores, documents, key_rows, epsilon, variant):
+        drawn = mechanisms.select(
+            key_rows, scores[variant], epsilon=epsilon, sensitivity=1,
+            max_score=int(documents.counts.max()) // 2, mechanism="permute_and_flip",
+        )  # fmt: skip
+        return methods.Released(embeddings[drawn], drawn)
+
+    method = methods.Method(
+        name="depth", variants=("50",), utility="strict_depth", draws=True, prepare=prepare, release=draw,
+        predict=lambda *_: np.zeros(0),
+    )  # fmt: skip
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    vectors = rng.standard_normal((offsets[-1], DIM), np.float32)
+    ids = [""] * len(counts)
+    documents = data.Encoded(ids, ids, np.zeros(len(counts), np.int32), (), vectors, offsets)
+    keys = jax.random.split(jax.random.key(0), len(counts))
+    few = np.arange(min(2048, len(counts)))
+    before = _resident()
+    release.release_all(method, documents.take(few), keys[: len(few)], 10.0, "50")  # compiles
+    start, cpu = time.perf_counter(), time.process_time()
+    release.release_all(method, documents, keys, 10.0, "50")
+    wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+    found = {"wall": wall, "cpu": cpu, "inputs": vectors.nbytes / 1e6, "before": before, "peak": _peak()}
+    print(json.dumps(found))
 
 
-def _release(documents: data.Encoded, prepared: depth.Prepared) -> np.ndarray:
-    scores = mechanisms.depth_scores(documents, prepared, num_directions=(DIRECTIONS,))[DIRECTIONS]
-    keys = jax.random.split(jax.random.key(0), len(scores))
-    most = int(documents.counts.max()) // 2
-    return mechanisms.select(
-        keys, scores, epsilon=10.0, sensitivity=1, max_score=most, mechanism="exponential"
-    )
+def _resident() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 def encodings() -> None:
@@ -170,4 +213,4 @@ def encodings() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    release_once(SIZES[sys.argv[1]]) if len(sys.argv) > 1 else main()
