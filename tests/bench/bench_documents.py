@@ -114,9 +114,7 @@ def releases() -> None:
                     f"{found['peak']:.0f}",
                 ]
             )
-    print(
-        "\nreleases: depth and permute-and-flip at epsilon 10; MB of input vectors, of the process before and at its peak"
-    )
+    print("\nreleases: depth, permute-and-flip, epsilon 10; MB of inputs, of the process before, at its peak")
     table(["", "devices", "documents a CPU second", "a second", "inputs", "before", "peak"], rows)
 
 
