@@ -135,6 +135,22 @@ def test_draws_follow_the_law_and_not_its_neighbours(mechanism):
     assert scipy.stats.chisquare(counts, law(other, scores, 1.7) * counts.sum()).pvalue < 1e-6
 
 
+@pytest.mark.parametrize(("change", "heads"), [(-1, True), (0, False), (1, False)])
+def test_coins_that_agree_in_their_first_32_bits_are_decided_by_the_other_96(monkeypatch, change, heads):
+    """Each coin's 128 bits are those of its threshold, and one more or less in the last place."""
+    table = selection.weights(epsilon=1.0, sensitivity=1, max_score=1)
+    threshold = sum(int(limb) << (16 * i) for i, limb in enumerate(table[1][1:9]))
+    bits = threshold + change
+    given = [np.uint32(bits >> shift & 0xFFFFFFFF) for shift in (96, 64, 32, 0)]
+
+    def words(key, shape, num=2):
+        return [jnp.full(shape, w) for w in (given[1:] if num == 3 else [given[0]] * num)]
+
+    monkeypatch.setattr("jaxpriv.selection.words", words)
+    found = selection._flips(jax.random.key(0), jnp.asarray(table), jnp.array([1, 0, 1]))
+    assert found.tolist() == [heads, True, heads]
+
+
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_real_utilities_in_steps_follow_the_law(mechanism):
     """Sensitivity of 10 steps, and scores far below the last level of the table, where weights are nothing."""

@@ -20,6 +20,7 @@ from trainers.documents.data import Encoded, width_of
 ROWS_PER_CALL = 8192  # sentences, padding among them, that one call holds
 GROUP = 5  # directions a group: depths for 5, 10, 15, ... directions come out of one pass
 _BLOCK = 16
+_CHUNK = 1024  # documents of one call that draws
 
 
 def depth_scores(
@@ -120,7 +121,9 @@ def select(
     rows = 1 << (len(table) - 1).bit_length()  # few shapes to compile for many epsilons
     table = np.pad(table, ((0, rows - len(table)), (0, 0)))
     mesh = _mesh(devices)
-    return _in_chunks(lambda k, s: _draw(k, s, table, mechanism, mesh), keys, scores)
+    num_devices = 1 if mesh is None else mesh.size
+    chunk = -(-_CHUNK // num_devices) * num_devices
+    return _in_chunks(lambda k, s: _draw(k, s, table, mechanism, mesh), keys, scores, chunk=chunk)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -219,7 +222,7 @@ def _spread(one: Callable, mesh: Mesh | None, *arrays: jax.Array) -> jax.Array:
     return jax.shard_map(share, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(*arrays)
 
 
-def _in_chunks(call: Callable, keys: jax.Array, rows: np.ndarray, *, chunk: int = 1024) -> np.ndarray:
+def _in_chunks(call: Callable, keys: jax.Array, rows: np.ndarray, *, chunk: int = _CHUNK) -> np.ndarray:
     """`call(keys, rows)` on parts of one fixed shape; the last part is filled up with its own last row."""
     parts = []
     for start in range(0, len(rows), chunk):

@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from trainers import cli
+
 WORDS = {
     "sea": ["ship", "wave", "sail", "harbour", "tide", "anchor", "captain", "island", "storm", "deck"],
     "kitchen": ["oven", "flour", "sugar", "butter", "recipe", "salt", "pan", "onion", "bake", "soup"],
@@ -93,6 +95,34 @@ def toy_data(tmp_path_factory):
                     text = make_document(rng, label, int(rng.integers(2, 14)))
                     file.write(json.dumps({"text": text, "label": label}) + "\n")
     return folder / "docs_train.jsonl"
+
+
+SMALL = [
+    "--preset", "tiny", "--num-candidates", "40", "--num-clusters", "4", "--num-directions", "10", "--num-axes", "5",
+    "--insecure-noise-seed", "1", "--epsilons", "10", "--devices", "1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def fitted(toy_encoder, toy_data, tmp_path_factory):
+    """A fitted folder of the toy documents."""
+    folder = tmp_path_factory.mktemp("runs") / "fit"
+    arguments = [
+        "documents",
+        "fit",
+        *SMALL,
+        "--data",
+        toy_data,
+        "--encoder",
+        toy_encoder,
+        "--run-dir",
+        folder,
+    ]
+    methods = ("deepcandidate", "bounded_sum", "low_rank")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXPRIV_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        assert cli.main([*map(str, arguments), "--methods", *methods]) == 0
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -6,27 +6,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.trainers.documents.conftest import SMALL
 from trainers import cli
 from trainers.documents.config import METHODS
-
-SMALL = [
-    "--preset",
-    "tiny",
-    "--num-candidates",
-    "40",
-    "--num-clusters",
-    "4",
-    "--num-directions",
-    "10",
-    "--num-axes",
-    "5",
-    "--insecure-noise-seed",
-    "1",
-    "--epsilons",
-    "10",
-    "--devices",
-    "1",
-]
 
 
 def run(capsys, *arguments):
@@ -34,24 +16,6 @@ def run(capsys, *arguments):
     status = cli.main(["documents", *map(str, arguments)])
     out, err = capsys.readouterr()
     return status, out.strip().splitlines(), err
-
-
-@pytest.fixture(scope="module")
-def fitted(toy_encoder, toy_data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "fit"
-    arguments = [
-        "documents",
-        "fit",
-        *SMALL,
-        "--data",
-        toy_data,
-        "--encoder",
-        toy_encoder,
-        "--run-dir",
-        folder,
-    ]
-    assert cli.main([*map(str, arguments), "--methods", "deepcandidate", "bounded_sum", "low_rank"]) == 0
-    return folder
 
 
 @pytest.fixture
@@ -65,7 +29,8 @@ def letters(tmp_path):
         "c_empty.txt": "",
         "d_one.txt": "Only one sentence here.",
         "e_emoji.txt": "😀😀! 🎉🎉!",
-        "f_long.txt": "The oven was on. " * 300,
+        "f_long.txt": "The oven was on. " * 10_000,
+        "g_unknown.txt": "Пароход ушёл. Буря началась. 船は港を出た。嵐が来た。",
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -84,7 +49,7 @@ def test_release_writes_embeddings_statement_and_ledger(capsys, fitted, letters,
     assert (result["without_sentences"], result["one_sentence"]) == (1, 1)
     table = pq.read_table(output).to_pylist()
     assert [row["id"] for row in table] == sorted(p.name for p in letters.iterdir())
-    assert [row["num_sentences"] for row in table][2:4] == [0, 1]
+    assert [row["num_sentences"] for row in table][2:] == [0, 1, 2, 10_000, 4]
     assert all(np.isfinite(row["embedding"]).all() for row in table)
     assert (tmp_path / "out.parquet.privacy.md").read_text().startswith("# Privacy statement")
     assert "the" not in json.loads(ledger.read_text())["spent"]  # digests only, no text
@@ -130,6 +95,34 @@ def test_releases_differ_from_call_to_call(capsys, fitted, tmp_path):
     assert rows[0] != rows[1]
 
 
+@pytest.mark.parametrize("how", [("--selection", "exponential"), ("--devices", "2")])
+def test_release_by_the_other_sampler_and_on_two_devices(capsys, fitted, letters, tmp_path, how):
+    seen = []
+    for name, options in (("one", ("--devices", "1")), ("other", how)):
+        status, lines, _ = run(
+            capsys, "release", "--run-dir", fitted, "--data", letters, "--method", "bounded_sum", "--epsilon", 10,
+            "--output", tmp_path / name, "--ledger", tmp_path / f"{name}.json", "--insecure-noise-seed", 3, *options,
+            "--json",
+        )  # fmt: skip
+        assert status == 0
+        assert json.loads(lines[-1])["guarantee"]["simulation"] is True
+        seen.append(pq.read_table(tmp_path / name).to_pylist())
+    assert (seen[0] == seen[1]) == (how[0] == "--devices")  # devices change nothing, another sampler does
+
+
+def test_nothing_of_a_private_text_is_written(capsys, fitted, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (tmp_path / "secret.txt").write_text("Zqxzqx was in the harbour. The zqxzqx.")
+    status, lines, err = run(
+        capsys, "release", "--run-dir", fitted, "--data", tmp_path / "secret.txt", "--epsilon", 5,
+        "--output", out / "x.parquet", "--ledger", out / "ledger.json", "--json",
+    )  # fmt: skip
+    assert status == 0
+    written = b"".join(f.read_bytes() for f in out.iterdir()) + "".join([*lines, err]).encode()
+    assert b"zqxzqx" not in written.lower()
+
+
 @pytest.mark.slow
 def test_evaluate_reports_every_method_and_resumes_to_the_same_result(
     capsys, toy_encoder, toy_data, tmp_path
@@ -143,6 +136,8 @@ def test_evaluate_reports_every_method_and_resumes_to_the_same_result(
         toy_encoder,
         "--run-dir",
         tmp_path / "run",
+        "--candidates",
+        "kmedoids",
     ]
     status, lines, _ = run(capsys, *arguments, "--json")
     assert status == 0
@@ -174,6 +169,14 @@ def test_evaluate_reports_every_method_and_resumes_to_the_same_result(
         (("fit", "--methods", "magic"), "unknown method"),
         (("fit", "--num-directions", "7"), "multiples of 5"),
         (("fit", "--trials", "0"), "--trials"),
+        (("fit", "--seed", "-1"), "--seed"),
+        (("fit", "--seed", str(2**64)), "--seed"),
+        (("fit", "--devices", "0"), "--devices"),
+        (("fit", "--devices", "999"), "--devices"),
+        (("fit", "--selection", "gumbel"), "selection"),
+        (("fit", "--candidates", "all"), "candidates"),
+        (("fit", "--data", "EMPTY", "--run-dir", "RUN"), "empty"),
+        (("fit", "--data", "FOLDER", "--run-dir", "RUN"), "folder"),
         (("fit", "--data", "absent_train.jsonl", "--run-dir", "RUN"), "does not exist"),
         (("fit", "--encoder", "absent", "--run-dir", "RUN"), "does not exist"),
         (("release", "--run-dir", "absent", "--data", "x", "--output", "y", "--epsilon", "10"), "fit"),
@@ -184,7 +187,9 @@ def test_evaluate_reports_every_method_and_resumes_to_the_same_result(
     ],
 )
 def test_bad_settings_end_with_one_line_and_status_2(capsys, tmp_path, toy_encoder, arguments, words):
-    arguments = [str(tmp_path / "run") if a == "RUN" else a for a in arguments]
+    (tmp_path / "empty_train.jsonl").touch()
+    paths = {"RUN": tmp_path / "run", "EMPTY": tmp_path / "empty_train.jsonl", "FOLDER": tmp_path}
+    arguments = [str(paths.get(a, a)) for a in arguments]
     if "--data" in arguments and "--encoder" not in arguments and arguments[0] == "fit":
         arguments += ["--encoder", str(toy_encoder)]
     status, out, err = run(capsys, *arguments)

@@ -1,13 +1,14 @@
 """Sentences, padding, scores: what a document is, and that no document touches another."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpriv import depth
+from jaxpriv import depth, worddp
 from tests.oracles import selection_loops
 from trainers.common.errors import InputError
-from trainers.documents import data, mechanisms, networks, sentences
+from trainers.documents import data, mechanisms, networks, public, sentences
 
 
 def test_sentence_counts_of_the_awkward_files(shared):
@@ -68,6 +69,80 @@ def test_scores_of_documents_of_all_lengths_match_the_loops():
             assert (found[p][i] == selection_loops.depth(own, candidates, directions[:p])).all()
         slow = np.round(np.clip((own @ candidates.T + 0.5) / 2, 0, 1) * 8).sum(0)
         assert np.abs(steps[i] - slow).max(initial=0) <= 1  # one sentence on a rounding edge at most
+
+
+def test_votes_are_rounded_a_sentence_at_a_time_and_summed_for_the_candidates_label():
+    rng = np.random.default_rng(5)
+    documents = encoded(rng, [0, 1, 7, 40])
+    votes, labels = rng.random((48, 2)).astype(np.float32), np.array([1, 0, 0, 1, 1])
+    found = mechanisms.vote_scores(documents, votes, labels, num_steps=10)
+    for i in range(4):
+        own = votes[documents.offsets[i] : documents.offsets[i + 1]]
+        assert (found[i] == np.rint(own * 10).sum(0)[labels]).all()
+    far = np.zeros((48, 2), np.float32)
+    far[0], far[1:8] = (
+        (np.nan, 9.0),
+        (1.0, 0.0),
+    )  # clamped and replaced: no sentence moves a score by more than 10
+    assert mechanisms.vote_scores(documents, far, labels, num_steps=10)[1].tolist() == [10, 0, 0, 10, 10]
+    long = encoded(rng, [5000])
+    assert mechanisms.vote_scores(long, np.ones((5000, 2), np.float32), labels, num_steps=32)[0, 0] == 160_000
+
+
+def test_noise_of_many_documents_is_the_librarys_and_devices_change_nothing():
+    rng = np.random.default_rng(6)
+    documents = encoded(rng, [0, 3, 20, 9, 1])
+
+    def keys():
+        return jax.random.split(jax.random.key(1), 5)
+
+    axes, low, high = (
+        rng.normal(size=(3, 6)).astype(np.float32),
+        -np.ones(6, np.float32),
+        np.ones(6, np.float32),
+    )
+    candidates = rng.normal(size=(30, 6)).astype(np.float32)
+    prepared = depth.prepare(jnp.asarray(candidates), jnp.asarray(rng.normal(size=(5, 6)), jnp.float32))
+    low_rank = mechanisms.clipped_means(documents, axes, max_norm=2.0) + mechanisms.low_rank_noise(
+        keys(), documents.counts, 3, max_norm=2.0, epsilon=4.0
+    )
+    box = mechanisms.truncated_means(documents, low, high) + mechanisms.truncation_noise(
+        keys(), documents.counts, low, high, epsilon=4.0
+    )
+    for i in (0, 2, 4):
+        (sentences,), (where,) = map(jnp.asarray, documents.padded([i], 32))
+        one = worddp.low_rank_noised(
+            keys()[i], sentences, jnp.asarray(axes), max_norm=2.0, epsilon=4.0, where=where
+        )
+        np.testing.assert_allclose(low_rank[i], one, atol=1e-5)
+        one = worddp.truncated_laplace(
+            keys()[i], sentences, *map(jnp.asarray, (low, high)), epsilon=4.0, where=where
+        )
+        np.testing.assert_allclose(box[i], one, rtol=1e-4, atol=1e-5)
+    results = []
+    for devices in (1, 3, 8):
+        depths = mechanisms.depth_scores(documents, prepared, num_directions=(5,), devices=devices)[5]
+        drawn = mechanisms.select(
+            keys(),
+            depths,
+            epsilon=2.0,
+            sensitivity=1,
+            max_score=10,
+            mechanism="permute_and_flip",
+            devices=devices,
+        )
+        results.append((depths, drawn))
+    for depths, drawn in results[1:]:
+        assert (depths == results[0][0]).all()
+        assert (drawn == results[0][1]).all()
+
+
+def test_medoids_are_distinct_documents_nearest_to_the_centres():
+    points = np.array([[0, 0], [0.1, 0], [5, 5], [9, 9]], np.float32)
+    centres = np.array([[0, 0], [0.02, 0], [6, 6]], np.float32)
+    assert public.nearest_distinct(centres, points).tolist() == [0, 1, 2]
+    pairs = public.pair_differences(np.random.default_rng(0), points, 50)
+    np.testing.assert_allclose(np.linalg.norm(pairs, axis=1), 1, rtol=1e-5)  # never a point with itself
 
 
 def test_a_documents_scores_do_not_depend_on_the_others():
