@@ -153,7 +153,7 @@ def read_config(folder: pathlib.Path) -> EncoderConfig:
       InputError: a file is missing, or the model is of a kind that this encoder does not compute.
     """
     config = _read_json(folder / "config.json")
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     architecture = (config.get("architectures") or ["none named"])[0]
     if architecture not in ARCHITECTURES.get(kind, ()):
         raise InputError(

@@ -8,7 +8,7 @@ import pytest
 
 from trainers.common.errors import InputError
 from trainers.documents import encoder as encoders
-from trainers.documents import preparation
+from trainers.documents import encoder_model, preparation
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,41 @@ def test_every_length_has_a_bucket_and_a_full_batch():
         assert width >= length
         assert encoders.batch_size(width) >= 8
     assert encoders.bucket(9) == 12
+
+
+def test_mpnet_without_a_bias_is_bert_and_its_bias_counts(toy_encoder, tmp_path):
+    """The same weights under MPNet's names, positions from row 2 on, the one token type inside the words."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(toy_encoder, tmp_path / "mpnet")
+    renamed = {"self.query": "attn.q", "self.key": "attn.k", "self.value": "attn.v", "output.dense": "attn.o"}
+    renamed = {f"attention.{old}": f"attention.{new}" for old, new in renamed.items()}
+    renamed["attention.output.LayerNorm"] = "attention.LayerNorm"
+    tensors = {}
+    for name, value in load_file(toy_encoder / "model.safetensors").items():
+        for old, new in renamed.items():
+            name = name.replace(old, new)
+        tensors[name] = value
+    types = tensors.pop("embeddings.token_type_embeddings.weight")
+    tensors["embeddings.word_embeddings.weight"] = tensors["embeddings.word_embeddings.weight"] + types[0]
+    positions = tensors["embeddings.position_embeddings.weight"]
+    tensors["embeddings.position_embeddings.weight"] = np.concatenate([0 * positions[:2], positions])
+    config = json.loads((toy_encoder / "config.json").read_text())
+    config |= {"model_type": "mpnet", "architectures": ["MPNetModel"], "max_position_embeddings": 66}
+    (tmp_path / "mpnet" / "config.json").write_text(json.dumps(config))
+    expected = encoders.SentenceEncoder(toy_encoder).encode(SENTENCES[:3])
+    for bias, same in ((np.zeros((32, 4)), True), (np.random.default_rng(0).normal(size=(32, 4)), False)):
+        tensors["encoder.relative_attention_bias.weight"] = bias.astype(np.float32)
+        save_file(tensors, tmp_path / "mpnet" / "model.safetensors")
+        encoder = encoders.SentenceEncoder(tmp_path / "mpnet")
+        assert encoder.config.max_length == 64
+        assert np.allclose(encoder.encode(SENTENCES[:3]), expected, atol=1e-5) == same
+
+
+def test_buckets_of_relative_positions_are_those_of_the_released_weights():
+    buckets = encoder_model.relative_buckets(256, 32)
+    assert buckets[100, [100, 99, 93, 92, 84, 0]].tolist() == [0, 1, 7, 8, 10, 15]
+    assert buckets[0, [1, 7, 8, 16, 127, 255]].tolist() == [17, 23, 24, 26, 31, 31]
 
 
 def test_refuses_folders_that_it_cannot_compute(toy_encoder, tmp_path):
