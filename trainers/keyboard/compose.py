@@ -31,16 +31,36 @@ class Point(NamedTuple):
 
 
 def complete(
-    released: Released, suggester: Suggester, *, threshold: float, min_words: int = MIN_WORDS
+    released: Released,
+    suggester: Suggester,
+    *,
+    threshold: float,
+    min_words: int = MIN_WORDS,
+    letters: str = "",
 ) -> list[str]:
     """The completion shown after the text of `suggester`: the longest whose probability is at least `threshold`;
     empty where fewer than `min_words` words reach it.
+
+    While a word is being typed, its `letters` are given: the first word is the most probable one that begins so, with
+    its probability among the words of the vocabulary that do.
     """
+    state, first, known = suggester.state, [], 1.0
+    if letters:
+        first = suggester.suggest(letters, count=1)
+        if not first:
+            return []
+        token = released.vocabulary.id(first[0])
+        among = suggester.log_probs[suggester.starting_with(letters) + 1]
+        known = float(np.exp(suggester.log_probs[token] - np.logaddexp.reduce(among)))
+        if known < threshold:
+            return []
+        state, _ = suggester.advance(state, token)
     words, confidence = predict.continuations(
-        released.params, suggester.state, cell=released.sizes.cell, length=LENGTH
+        released.params, state, cell=released.sizes.cell, length=LENGTH - len(first)
     )
-    count = int((np.asarray(confidence[0]) >= threshold).sum())
-    return released.vocabulary.decode(np.asarray(words[0])[:count]) if count >= min_words else []
+    count = int((known * np.asarray(confidence[0]) >= threshold).sum())
+    words = first + released.vocabulary.decode(np.asarray(words[0])[:count])
+    return words if len(words) >= min_words else []
 
 
 def measure(

@@ -41,9 +41,13 @@ def suggest(config: SuggestConfig) -> Outcome:
         raise InputError(f"--offered must be at least 1, got {config.offered}")
     model = released.load(config.run_dir)
     suggester = Suggester(model)
-    complete = lambda: composing.complete(model, suggester, threshold=config.threshold)
+    words = rescoring.tappable(model.vocabulary.words)
+    offer = lambda letters: _offered(letters, suggester, words, config.offered)
+    complete = lambda letters: composing.complete(
+        model, suggester, threshold=config.threshold, letters=letters
+    )
     if not config.text and sys.stdin.isatty() and not config.json:
-        terminal.type_with(suggester, complete, offered=config.offered)
+        terminal.type_with(suggester, offer, complete)
         return {}, ""
     rows = []
     for line in config.text or (line.rstrip("\r\n") for line in sys.stdin):
@@ -51,14 +55,25 @@ def suggest(config: SuggestConfig) -> Outcome:
         rows.append(
             {
                 "text": line,
-                "suggestions": suggester.suggest(letters, count=config.offered),
-                "completion": [] if letters else complete(),
+                "suggestions": offer(letters),
+                "completion": complete(letters),
             }
         )
         if not config.json:
             grey = f"   [{' '.join(rows[-1]['completion'])}]" if rows[-1]["completion"] else ""
             print("  ".join(rows[-1]["suggestions"]) + grey, flush=True)
     return {"suggestions": rows, **_guarantee(model)}, ""
+
+
+def _offered(letters: str, suggester: Suggester, words: rescoring.Words, count: int) -> list[str]:
+    """Words that begin with the letters; where none does, what noisy typing may have meant by them."""
+    found = suggester.suggest(letters, count=count)
+    if found:
+        return found
+    vocabulary = suggester.vocabulary.words
+    options = {"stddev": rescoring.TAP_STDDEV, "weight": 1.0, "count": count}
+    near = rescoring.candidates(letters, words, vocabulary, suggester.log_probs, **options)
+    return [word for word, _ in near if word != letters]
 
 
 def compose(config: ComposeConfig) -> Outcome:

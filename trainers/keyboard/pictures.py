@@ -13,7 +13,7 @@ CENSUS_RHO = 2.6  # US Census 2020 redistricting data, persons and units togethe
 def draw(
     runs: Mapping[str, pathlib.Path], out: pathlib.Path, *, ngram: Mapping[str, Any] | None, delta: float
 ) -> None:
-    """Writes `learning.png`, `clipping.png` and `privacy.png` into `out`.
+    """Writes `learning.png`, `clipping.png`, `privacy.png` and `smart_compose.png` into `out`.
 
     Args:
       runs: label -> run folder; the first is the run itself.
@@ -60,6 +60,7 @@ def draw(
     plots.curves(right, series, xlabel="round", ylabel="released by round")
     plots.save(made, out / "clipping.png")
 
+    _smart_compose(scores, out / "smart_compose.png")
     spent = [r for r in next(iter(scores.values())) if r["rho"] is not None]
     if spent:
         made, (left, right) = plots.figure(2)
@@ -79,6 +80,35 @@ def draw(
             ylabel=f"epsilon at delta = {delta:g}",
         )
         plots.save(made, out / "privacy.png")
+
+
+def _smart_compose(scores: Mapping[str, list[dict[str, Any]]], path: pathlib.Path) -> None:
+    """Multi-word completions by round, how often and how well, beside rho (Xu et al. 2023, section 3)."""
+    runs = {label: [r for r in rows if "smart_compose" in r] for label, rows in scores.items()}
+    runs = {label: rows for label, rows in runs.items() if rows}
+    if not runs:  # a run of an earlier version
+        return
+    threshold = next(iter(runs.values()))[0]["smart_compose"]["threshold"]
+    x = {label: [r["round"] + 1 for r in rows] for label, rows in runs.items()}
+    made, (left, middle, right) = plots.figure(3, width=4.4)
+    for axis, name, title in (
+        (left, "trigger_rate", "completions shown, % of positions"),
+        (middle, "accuracy", "word for word right, % of those shown"),
+    ):
+        plots.curves(
+            axis,
+            {label: (x[label], [r["smart_compose"][name] for r in rows]) for label, rows in runs.items()},
+            xlabel="round",
+            ylabel=title,
+            title=f"confidence {threshold:g} (not covered by the guarantee)",
+        )
+    spent = {
+        label: (x[label], [r["rho"] for r in rows])
+        for label, rows in runs.items()
+        if rows[0]["rho"] is not None
+    }
+    plots.curves(right, spent, xlabel="round", ylabel="rho (zCDP)", title="privacy spent")
+    plots.save(made, path)
 
 
 def compare(runs: Mapping[str, Mapping[str, Any]], path: pathlib.Path, *, ngram: float | None) -> None:

@@ -71,6 +71,7 @@ def save(path: files.PathLike, released: Released) -> None:
         "privacy": json.dumps(released.statement, ensure_ascii=False),
     }
     arrays = {name: np.asarray(value) for name, value in released.params.items()}
+    metadata["digest"] = _digest(arrays, metadata)
     with files.atomic_write(path, "wb") as file:
         file.write(to_bytes(arrays, metadata=metadata))
 
@@ -86,6 +87,8 @@ def _from_file(path: pathlib.Path) -> Released:
         raise InputError(f"{path} is not a whole safetensors file ({error}); export it again") from None
     if metadata.get("format") != FORMAT:
         raise InputError(f"{path} is not a keyboard model ({FORMAT}); make one with keyboard export")
+    if metadata.pop("digest", None) != _digest(arrays, metadata):
+        raise InputError(f"{path} is damaged: its contents are not what was written; export it again")
     try:
         sizes = ModelConfig(**json.loads(metadata["sizes"]))
         vocabulary = Vocabulary(tuple(json.loads(metadata["words"])), metadata["words_origin"])  # pyright: ignore[reportArgumentType]
@@ -100,6 +103,16 @@ def _from_file(path: pathlib.Path) -> Released:
         raise InputError(f"{path} holds parameters that are no finite float32 numbers; export it again")
     params = {name: jnp.asarray(value) for name, value in arrays.items()}
     return Released(params, sizes, vocabulary, statement, rounds)
+
+
+def _digest(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> str:
+    """SHA-256 of everything in the file."""
+    parts: list[bytes | str] = []
+    for name in sorted(arrays):
+        parts += [name, f"{arrays[name].dtype}{arrays[name].shape}", arrays[name].tobytes()]
+    for name in sorted(metadata):
+        parts += [name, metadata[name]]
+    return files.digest_of(*parts)
 
 
 def export(source: files.PathLike, output: files.PathLike) -> Released:

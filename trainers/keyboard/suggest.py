@@ -1,6 +1,7 @@
 """Next-word suggestions as you type: three words, narrowed by the letters already typed."""
 
 import bisect
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +10,21 @@ from trainers.common.tokenizer import tokenize
 from trainers.keyboard import predict
 from trainers.keyboard.released import Released
 
+# What stands at the end of a text and may still grow: letters, with apostrophes or hyphens between them or last.
+_IN_PROGRESS = re.compile(r"[^\W_]+(?:['-][^\W_]*)*$")
+
+
+def being_typed(text: str) -> str:
+    """The letters at the end of the text that may still become another word; none after a blank or a sign."""
+    found = _IN_PROGRESS.search(text)
+    return found[0] if found else ""
+
 
 class Suggester:
-    """One text being typed. Committing a word costs one model step; letters of the next word cost none."""
+    """One text being typed. Committing a word costs one model step; its letters, and taking words back, cost none.
+
+    steps: model steps so far.
+    """
 
     def __init__(self, released: Released):
         self._params, self._cell = released.params, released.sizes.cell
@@ -19,48 +32,63 @@ class Suggester:
         words = np.array(self.vocabulary.words)
         self._order = np.argsort(words, kind="stable")
         self._sorted = [str(word) for word in words[self._order]]
-        self.begin()
+        self.steps = 0
+        self._tokens: list[str] = []
+        # After the begin token, and after each word: the state, and the log probabilities of what may follow.
+        self._after = [self.advance(predict.start(self._params, 1), self.vocabulary.bos)]
 
     def begin(self) -> None:
         """Starts a new text."""
-        self._state = predict.start(self._params, 1)
-        self._tokens: list[str] = []
-        self._take(self.vocabulary.bos)
+        self._keep(0)
 
-    def _take(self, token: int) -> None:
-        self._state, log_prob = predict.advance(
-            self._params, self._state, jnp.array([token], jnp.int32), cell=self._cell
-        )
-        self.log_probs = np.asarray(log_prob[0])
+    def _keep(self, words: int) -> None:
+        del self._tokens[words:], self._after[words + 1 :]
+
+    def advance(self, state: predict.State, token: int) -> tuple[predict.State, np.ndarray]:
+        """The state after one more token, and the log probabilities of what may follow; the text stays as it is."""
+        self.steps += 1
+        state, log_prob = predict.advance(self._params, state, jnp.array([token], jnp.int32), cell=self._cell)
+        return state, np.asarray(log_prob[0])
 
     @property
     def state(self) -> predict.State:
         """What the model remembers of the text."""
-        return self._state
+        return self._after[-1][0]
+
+    @property
+    def log_probs(self) -> np.ndarray:
+        """Log probability (nats) of every token that may follow the text, float32 [tokens]."""
+        return self._after[-1][1]
 
     def commit(self, word: str) -> None:
         """Appends a word (a word outside the vocabulary counts as out-of-vocabulary)."""
+        self._after.append(self.advance(self.state, self.vocabulary.id(word)))
         self._tokens.append(word)
-        self._take(self.vocabulary.id(word))
 
     def read(self, text: str) -> str:
         """Makes `text` the text so far; its last word is still being typed unless a blank follows: returns its letters.
 
-        Where the text only grew, just its new words are computed.
+        Only words behind the part that it has in common with the last text are computed.
         """
-        tokens = tokenize(text)
-        typing = tokens.pop() if tokens and not text[-1].isspace() else ""
-        if tokens[: len(self._tokens)] != self._tokens:
-            self.begin()
+        letters = being_typed(text)
+        tokens = tokenize(text[: len(text) - len(letters)])
+        common = 0
+        while common < min(len(tokens), len(self._tokens)) and tokens[common] == self._tokens[common]:
+            common += 1
+        self._keep(common)
         for token in tokens[len(self._tokens) :]:
             self.commit(token)
-        return typing
+        return letters.lower()
+
+    def starting_with(self, letters: str) -> np.ndarray:
+        """The words of the vocabulary that begin so, by their place in it; word w is token w + 1."""
+        low = bisect.bisect_left(self._sorted, letters)
+        high = bisect.bisect_left(self._sorted, letters + chr(0x10FFFF)) if letters else len(self._sorted)
+        return self._order[low:high]
 
     def suggest(self, letters: str = "", *, count: int = 3) -> list[str]:
         """The `count` most probable words that begin with `letters`; fewer where fewer exist."""
-        low = bisect.bisect_left(self._sorted, letters)
-        high = bisect.bisect_left(self._sorted, letters + chr(0x10FFFF)) if letters else len(self._sorted)
-        ids = self._order[low:high]  # word w of the vocabulary is token w + 1
+        ids = self.starting_with(letters)
         scores = self.log_probs[ids + 1]
         if len(ids) > count:
             best = np.argpartition(-scores, count)[:count]

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from trainers.common.errors import InputError
-from trainers.keyboard.suggest import Suggester
+from trainers.keyboard.suggest import Suggester, being_typed
 
 HELP = "Tab or 1-3 takes a word, right arrow the completion, Enter begins anew, Ctrl-D ends."
 _BACKSPACE, _END, _RIGHT = ("\x7f", "\b"), ("\x04", ""), "\x1b[C"
@@ -14,7 +14,7 @@ _BACKSPACE, _END, _RIGHT = ("\x7f", "\b"), ("\x04", ""), "\x1b[C"
 
 def edit(text: str, key: str, suggestions: list[str], completion: list[str]) -> str | None:
     """The text after a key; None ends. Taking a word replaces the letters typed so far and adds a blank."""
-    typed = text.rpartition(" ")[2]
+    typed = being_typed(text)
     if key in _END:
         return None
     if key in ("\r", "\n"):
@@ -22,25 +22,33 @@ def edit(text: str, key: str, suggestions: list[str], completion: list[str]) -> 
     if key in _BACKSPACE:
         return text[:-1]
     if key == _RIGHT:
-        return text + "".join(word + " " for word in completion)
+        kept = text[: len(text) - len(typed)] if completion else text
+        return kept + "".join(word + " " for word in completion)
     choice = 0 if key == "\t" else int(key) - 1 if key.isdecimal() and key != "0" else None
     if choice is not None and choice < len(suggestions):
         return text[: len(text) - len(typed)] + suggestions[choice] + " "
     return text + key if key.isprintable() else text
 
 
-def type_with(suggester: Suggester, complete: Callable[[], list[str]], *, offered: int) -> None:
-    """Reads keys until Ctrl-D and shows, under the text, the words offered and the completion."""
+def type_with(
+    suggester: Suggester, offer: Callable[[str], list[str]], complete: Callable[[str], list[str]]
+) -> None:
+    """Reads keys until Ctrl-D and shows, under the text, the words offered, and the completion behind it.
+
+    Args:
+      offer, complete: words for the letters of the word being typed, "" before its first.
+    """
     out = sys.stdout
     out.write(HELP + "\n\n")
     text: str | None = ""
     with _single_keys() as keys:
         while text is not None:
             letters = suggester.read(text)
-            suggestions = suggester.suggest(letters, count=offered)
-            completion = [] if letters or not text else complete()
+            suggestions = offer(letters)
+            completion = complete(letters) if text else []
             numbered = "   ".join(f"{i} {word}" for i, word in enumerate(suggestions, 1))
-            grey = f" \x1b[90m{' '.join(completion)}\x1b[0m" if completion else ""
+            ahead = " ".join(completion)[len(letters) :]
+            grey = f"\x1b[90m{ahead}\x1b[0m" if ahead else ""
             # Back to the text's line, both lines cleared and written, the cursor left after the text.
             out.write(
                 f"\r\x1b[J{text}{grey}\n  \x1b[36m{numbered}\x1b[0m\x1b[A\r\x1b[{len(text)}C"

@@ -31,7 +31,7 @@ from jaxpriv import keys, participation, sharding
 from trainers.common import checkpoint, entropy, manifest, metrics, progress, run_dir
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
-from trainers.keyboard import batches, corpus, evaluate, model, plan, pretrain
+from trainers.keyboard import batches, compose, corpus, evaluate, model, plan, pretrain
 from trainers.keyboard import round as rounds
 from trainers.keyboard.config import Config
 
@@ -39,6 +39,7 @@ from trainers.keyboard.config import Config
 FREE = ("resume", "json", "run_dir")
 MOST_NON_FINITE_ROUNDS = 3
 MOST_ABANDONED_ATTEMPTS = 1000
+COMPLETED_EXAMPLES = 512  # of each evaluation, on which multi-word completions are counted too
 COMMAND = "jaxpriv keyboard train"
 
 
@@ -278,7 +279,17 @@ class Run:
         began = time.perf_counter()
         scores = evaluate.evaluate(state.round.params, examples, self.sizes)
         spent = self.spent(t + 1)
-        released.write(round=t, evaluation=scores._asdict(), covered_by_guarantee=False, **spent)
+        at = np.array([compose.THRESHOLD])
+        shown = compose.measure(state.round.params, examples[:COMPLETED_EXAMPLES], self.sizes, thresholds=at)[
+            0
+        ]
+        released.write(
+            round=t,
+            evaluation=scores._asdict(),
+            smart_compose=shown._asdict(),
+            covered_by_guarantee=False,
+            **spent,
+        )
         timing.write(round=t, seconds=time.perf_counter() - began)
 
     def spent(self, num_rounds: int) -> dict[str, float | None]:

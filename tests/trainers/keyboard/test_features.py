@@ -10,9 +10,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.trainers.keyboard import toy
+from trainers.common import metrics as logged
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
-from trainers.keyboard import cli, compose, model, released, rescore, session, terminal
+from trainers.keyboard import cli, compose, corpus, features, model, released, rescore, session, terminal
 from trainers.keyboard.released import Released
 from trainers.keyboard.suggest import Suggester
 
@@ -159,7 +160,7 @@ def test_keystrokes_are_those_of_a_user_who_follows_the_suggestions(little, exam
     keystrokes, plain, picked = [], [], []
     for target, scores in zip(cases.target, cases.log_probs, strict=True):
         word = WORDS[target - 1]
-        suggester.log_probs = scores
+        suggester._after[-1] = (suggester.state, scores)
         offered = [n for n in range(len(word)) if word in suggester.suggest(word[:n])]
         keystrokes.append(offered[0] + 1 if offered else len(word) + 1)
         picked.append(offered[:1] == [0])
@@ -189,6 +190,8 @@ def test_candidates_of_typed_letters(little):
         ("we s", "3", "we s3"),
         ("we ", "1", "we see "),
         ("we ", "\x1b[C", "we the tea "),
+        ("we th", "\x1b[C", "we the tea "),
+        ("we (s", "\t", "we (see "),
         ("we", "\x7f", "w"),
         ("", "\x7f", ""),
         ("we", "\r", ""),
@@ -198,6 +201,74 @@ def test_candidates_of_typed_letters(little):
 )
 def test_keys_of_the_terminal(text, key, after):
     assert terminal.edit(text, key, ["see", "sea"], ["the", "tea"]) == after
+
+
+def test_one_more_word_costs_one_step_and_taking_back_costs_none(little):
+    suggester = Suggester(little)
+    steps = []
+    for text in (
+        "",
+        "we",
+        "we ",
+        "we s",
+        "we see ",
+        "we se",
+        "we ",
+        "we sea ",
+        "we sea it'",
+        "we sea it's ?",
+    ):
+        suggester.read(text)
+        steps.append(suggester.steps)
+    assert steps == [1, 1, 2, 2, 3, 3, 3, 4, 4, 6]
+    assert np.allclose(suggester.log_probs, log_probs(little, ["we", "sea", "it's", "?"]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "letters", "words"),
+    [("It'", "it'", []), ("we?s", "s", ["we", "?"]), ("(the", "the", ["("]), ("the.", "", ["the", "."])],
+)
+def test_signs_end_a_word_and_an_apostrophe_may_go_on(little, text, letters, words):
+    suggester = Suggester(little)
+    assert suggester.read(text) == letters
+    assert np.allclose(suggester.log_probs, log_probs(little, words), atol=1e-5)
+
+
+@pytest.mark.parametrize("letters", ["t", "se", "xq"])
+@pytest.mark.parametrize("threshold", [0.5, 0.05, 1e-5])
+def test_a_completion_of_the_word_being_typed_equals_the_greedy_one(little, letters, threshold):
+    suggester = Suggester(little)
+    suggester.read("we " + letters)
+    found = compose.complete(little, suggester, threshold=threshold, letters=letters)
+    expected, product = [], 1.0
+    begin = [w for w in WORDS if w.startswith(letters)]
+    for place in range(compose.LENGTH if begin else 0):
+        p = np.exp(np.float64(log_probs(little, ["we", *expected])))
+        of = {w: p[little.vocabulary.id(w)] for w in (begin if place == 0 else WORDS)}
+        if place == 0:
+            of = {w: q / sum(of.values()) for w, q in of.items()}
+        elif p[little.vocabulary.eos] > max(of.values()):
+            break
+        best = max(of, key=of.__getitem__)
+        product *= of[best]
+        if product < threshold:
+            break
+        expected.append(best)
+    assert found == (expected if len(expected) >= compose.MIN_WORDS else [])
+
+
+def test_letters_that_begin_no_word_are_taken_as_noisy_typing(little):
+    suggester = Suggester(little)
+    words = rescore.tappable(WORDS)
+    letters = suggester.read("we ser")
+    assert (
+        features._offered(letters, suggester, words, 3)[:2]
+        == [
+            w for w, _ in rescore.candidates("ser", words, WORDS, suggester.log_probs, stddev=0.5, weight=1.0)
+        ][:2]
+    )
+    assert features._offered("se", suggester, words, 3) == suggester.suggest("se")
+    assert features._offered("zzzzzzzzzzz", suggester, words, 3) == []
 
 
 def test_a_model_file_gives_back_the_model_and_its_statement(little, tmp_path):
@@ -222,6 +293,7 @@ def test_damaged_model_files_end_in_one_line(little, tmp_path):
     broken = {
         "not a whole safetensors": lambda: path.write_bytes(whole[:-10]),
         "not a keyboard model": lambda: plain(arrays),
+        "is damaged": lambda: path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]),
         "does not exist": path.unlink,
         "do not fit": lambda: released.save(
             path, little._replace(params={**little.params, "bias": little.params["bias"][:-1]})
@@ -280,6 +352,21 @@ def test_export_and_the_commands_that_use_it(run, tmp_path, capsys, monkeypatch)
     assert json.loads(shown.splitlines()[-1])["rescored"][0]["rescored"] == ["we", "see", "tea"]
     with pytest.raises(InputError, match="no clients"):
         cli.main(["compose", "--run-dir", str(out)])
+
+
+def test_completions_are_counted_by_round_beside_rho(run):
+    rows = [r for r in logged.read(f"{run.run_dir}/metrics.jsonl") if "evaluation" in r]
+    assert [r["round"] for r in rows] == [1]
+    data = corpus.load(run)
+    again = compose.measure(
+        released.load(run.run_dir).params,
+        data.validation[: run.evaluation_examples],
+        released.load(run.run_dir).sizes,
+        thresholds=np.array([compose.THRESHOLD]),
+    )[0]
+    assert rows[-1]["smart_compose"] == logged.plain(again._asdict())
+    assert rows[-1]["covered_by_guarantee"] is False
+    assert rows[-1]["rho"] > 0
 
 
 def test_measuring_on_held_out_clients(run, tmp_path, capsys):

@@ -41,7 +41,7 @@ def test_accuracy_over_rho_has_a_line_a_mechanism(drawn, tmp_path):
 
 
 def test_one_mechanism_at_two_lengths_has_a_line_a_length(drawn, tmp_path):
-    runs = {f"r{n}": fake("tree", 1.0, 2.0, 5.0, rounds=n) for n in (100, 200)}
+    runs = {f"r{n}": fake("tree", n / 100, n / 50, 5.0, rounds=n) for n in (100, 200)}
     pictures.compare(runs, tmp_path / "x.png", ngram=None)
     assert set(lines(drawn[0].get_axes()[-1])) == {"100 rounds", "200 rounds"}
 

@@ -72,6 +72,7 @@ def test_a_run_leaves_what_it_promises(whole):
         "plots/learning.png",
         "plots/clipping.png",
         "plots/privacy.png",
+        "plots/smart_compose.png",
     ):
         assert (folder / name).stat().st_size > 0, name
     assert list(result) == [
