@@ -158,12 +158,14 @@ def mix(log_nmt, neighbors: knn.Neighbors, weights: Weights, mixing: str) -> Flo
     return knn.interpolate(log_nmt, log_knn, weight=weights.weight)
 
 
-def _sizes(rows: int) -> list[int]:
-    """Numbers of queries that are compiled for: none, a quarter of the rows, all of them.
+def _sizes(rows: int, gate: float) -> list[int]:
+    """Numbers of queries that are compiled for: none, a quarter of the rows, with a gate half of them, all.
 
-    Every size costs a second of compilation and saves less than it the more there are.
+    Every size costs a second of compilation and saves less the more there are.
     """
-    return [0, rows // 4, rows] if rows >= 16 else [0, rows]
+    if rows < 16:
+        return [0, rows]
+    return [0, rows // 4, *([rows // 2] if gate < 1 else []), rows]
 
 
 @functools.lru_cache(maxsize=16)
@@ -196,7 +198,7 @@ def stepper(graphdef: nnx.GraphDef, retrieval: Retrieval) -> decode.Stepper:
 
             return run
 
-        sizes = _sizes(log_nmt.shape[0])
+        sizes = _sizes(log_nmt.shape[0], retrieval.gate)
         branch = jnp.searchsorted(jnp.asarray(sizes), wanted.sum())
         return cache, jax.lax.switch(branch, [searched(s) for s in sizes], None)
 
