@@ -124,9 +124,7 @@ def compare(runs: Mapping[str, Mapping[str, Any]], path: pathlib.Path, *, ngram:
     lines = {} if ngram is None else {"5-gram, test clients": ngram}
     by_round = len(runs) <= MOST_CURVES
     # Rounded: 0.027 / 25 and 0.108 / 100 are one noise per client.
-    kinds = {
-        (run["config"]["mechanism"], f"{noise_per_client(run['config']):.6g}") for run in runs.values()
-    }
+    kinds = {(run["config"]["mechanism"], f"{noise_per_client(run['config']):.6g}") for run in runs.values()}
     if by_round and len({kind for kind in kinds if kind[0] != "none"}) < 2:
         made, (left, right) = plots.figure(2)
         plots.curves(
