@@ -12,7 +12,9 @@ Arrays only; keys, masks and drop-outs of the protocol beneath are the trainer's
 """
 
 import dataclasses
+import functools
 import math
+import operator
 from typing import NamedTuple
 
 import jax
@@ -21,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int32, Key, UInt32
 
 from jaxpriv import sampling
-from jaxpriv._words import draw_key, words
+from jaxpriv._words import draw_key, once, words
 
 # A squared norm measured by `_squared_norm` is off by less than this share of itself; smaller than what
 # `clipping.MARGIN` leaves below C, so that a clipped update is never too long to be sent.
@@ -208,16 +210,25 @@ def encode(
 
     def draw(carry):
         tries, _, _ = carry
-        (word,) = words(draw_key(jax.random.fold_in(rounding_key, tries)), rotated.shape, 1)
-        uniform = (word >> jnp.uint32(8)).astype(jnp.float32) * jnp.float32(2.0**-24)
-        integers = floor + (uniform < fraction)
+        key = draw_key(jax.random.fold_in(rounding_key, tries))
+
+        def up_or_down():
+            (word,) = words(key, rotated.shape, 1)
+            uniform = (word >> jnp.uint32(8)).astype(jnp.float32) * jnp.float32(2.0**-24)
+            return floor + (uniform < fraction)
+
+        integers = once(tries, up_or_down)
         return tries + 1, integers, fits(integers)
 
     tries, integers, is_short = lax.while_loop(
         lambda carry: ~carry[2] & (carry[0] < _MOST_TRIES), draw, (jnp.int32(0), rotated, jnp.bool_(False))
     )
-    integers = jnp.where(is_short, integers, jnp.trunc(rotated))
-    integers = jnp.where(fits(integers), integers, 0.0)  # also where a NaN made the comparison False
+
+    def towards_zero():
+        shorter = jnp.trunc(rotated)
+        return jnp.where(fits(shorter), shorter, 0.0)  # 0 also where a NaN made the comparison False
+
+    integers = lax.cond(is_short, lambda: integers, towards_zero)
     largest = encoding.largest
     info = EncodingInfo((jnp.abs(integers) > largest).sum().astype(jnp.int32), tries)
     # Clamped as floats first, so that the conversion cannot overflow; float32(largest) may round up by a
@@ -270,13 +281,14 @@ def rotate_back(
 
 def _hadamard(vector):
     """By Kronecker factors of up to 32, each a product with a small matrix of signs; as every factor's axis goes
-    from last to first, they end where they began."""
+    from first to last, they end where they began."""
     size = vector.shape[0]
     left = size.bit_length() - 1
     while left:
         radix = 1 << min(left, 5)
-        rows = jnp.dot(vector.reshape(-1, radix), _sign_matrix(radix), precision=lax.Precision.HIGHEST)
-        vector, left = rows.T.reshape(size), left - min(left, 5)
+        rows = vector.reshape(radix, -1).T
+        vector = jnp.dot(rows, _sign_matrix(radix), precision=lax.Precision.HIGHEST).reshape(size)
+        left -= min(left, 5)
     return vector * jnp.float32(1 / math.sqrt(size))
 
 
@@ -290,5 +302,8 @@ def _squared_norm(integers):
     whatever the order within them, and 2^-24 of each square: 2^-17.7 in all."""
     total = integers * integers
     while total.size > 1:
-        total = jnp.pad(total, (0, -total.size % _BLOCK)).reshape(_BLOCK, -1).sum(0)
+        slabs = jnp.pad(total, (0, -total.size % _BLOCK)).reshape(_BLOCK, -1)
+        total = functools.reduce(
+            operator.add, list(slabs)
+        )  # XLA's reduction over a first axis is 30 times as slow
     return total.reshape(())
