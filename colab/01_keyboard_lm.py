@@ -165,6 +165,7 @@ plt.show()
 from trainers.keyboard import released
 from trainers.keyboard.suggest import Suggester
 
+(folder / "keyboard.safetensors").unlink(missing_ok=True)  # an export overwrites nothing
 released.export(folder / "private", folder / "keyboard.safetensors")
 phone = released.load(folder / "keyboard.safetensors")
 print(
