@@ -1,8 +1,11 @@
 """The `clients` axis of a device mesh: where a cohort lies and what every device holds a copy of."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
+import numpy as np
+from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
@@ -20,8 +23,50 @@ def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
 
 
 def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Puts a whole copy of every leaf on every device."""
+    """Puts a whole copy of every leaf on every device; with several processes each must pass the same values."""
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+def local_copy(tree: PyTree) -> PyTree:
+    """This process's own copy of replicated leaves, on one device: for work that other processes have no part in."""
+    return jax.tree.map(lambda x: x.addressable_shards[0].data if isinstance(x, jax.Array) else x, tree)
+
+
+def place_parts(parts: Sequence[PyTree], mesh: Mesh) -> PyTree:
+    """Gives each device of this process its own part: `[...]` leaves become `[devices, ...]` over the mesh.
+
+    Args:
+      parts: one a device of this process, in the mesh's order; of the same shapes, in every process.
+    """
+    own = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    if len(parts) != len(own):
+        raise ValueError(f"one part a device of this process, got {len(parts)} parts for {len(own)} devices")
+    layout = NamedSharding(mesh, PartitionSpec(AXIS))
+
+    def place(*leaves):
+        pieces = [jax.device_put(np.asarray(x)[None], device) for x, device in zip(leaves, own, strict=True)]
+        return jax.make_array_from_single_device_arrays((mesh.size, *pieces[0].shape[1:]), layout, pieces)
+
+    return jax.tree.map(place, *parts)
+
+
+def sum_parts(function: Callable[[Any, Any], PyTree], shared: PyTree, parts: PyTree, mesh: Mesh) -> PyTree:
+    """The sum over devices of `function(shared, part)`, each on its own part of `[devices, ...]` leaves.
+
+    Every device runs `function` by itself, with loops as long as its own part needs. Gradients taken inside are the
+    device's own: nothing is differentiated across devices, and the sum is the only exchange.
+
+    Args:
+      shared: given to every device whole. `function` should close over no other array.
+    """
+
+    def on_each(shared, parts):
+        return lax.psum(function(shared, jax.tree.map(lambda x: x[0], parts)), AXIS)
+
+    # Without the check for varying values: with it a gradient by something replicated would silently be summed.
+    whole, split = PartitionSpec(), PartitionSpec(AXIS)
+    mapped = jax.shard_map(on_each, mesh=mesh, in_specs=(whole, split), out_specs=whole, check_vma=False)
+    return mapped(shared, parts)
 
 
 def place_cohort(cohort: Cohort, mesh: Mesh) -> Cohort:

@@ -12,7 +12,7 @@ which loses nothing (the loss of a batch does not depend on the order of its exa
 padded position.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -66,6 +66,7 @@ def pack_round(
     chunk_size: int,
     num_clients: int | None = None,
     width: int | None = None,
+    least_batches: int = 0,
 ) -> RoundBatch:
     """Packs the clients of a round; memory is that of the examples used, at most `max_examples` a client.
 
@@ -78,6 +79,7 @@ def pack_round(
       chunk_size: clients computed at once (see `cohort.arrange`).
       num_clients: places to fill up to, usually the report goal, so that nothing is compiled again.
       width: tokens in a row; needed where no client has any row.
+      least_batches: batches that the store must have room for, so that several stores come out alike.
 
     Returns:
       numpy arrays. The store's length is a power of two from 256, so that a run sees one or two shapes.
@@ -92,7 +94,7 @@ def pack_round(
     if len(widths) != 1 or min(widths) < 2:
         raise ValueError(f"all examples must have the same width of at least 2 tokens, got {sorted(widths)}")
     steps = widths.pop() - 1
-    kept = [_with_targets(np.asarray(e[:max_examples]).reshape(-1, steps + 1)) for e in examples]
+    kept = [_with_targets(e[:max_examples], steps + 1) for e in examples]
     num_examples = np.array([len(e) for e in kept], np.int32)
     count = -(-num_examples // batch_size)
     first = np.cumsum(count) - count
@@ -115,7 +117,7 @@ def pack_round(
     padded = np.zeros((total, batch_size, steps + 1), np.int32)
     padded[batch, row] = tokens
 
-    size = _round_up(total)
+    size = _round_up(max(total, least_batches))
     store = Packed(
         inputs=np.zeros((size, steps * batch_size), np.int32),  # type: ignore[arg-type]
         targets=np.zeros((size, steps * batch_size), np.int32),  # type: ignore[arg-type]
@@ -136,6 +138,49 @@ def pack_round(
     )
 
 
+def pack_parts(
+    ids: Sequence[int],
+    examples: Sequence[Int[np.ndarray, "examples width"]],
+    *,
+    num_parts: int,
+    batch_size: int,
+    max_examples: int,
+    chunk_size: int,
+    num_clients: int,
+    width: int,
+    largest: Callable[[int], int] = int,
+) -> list[RoundBatch]:
+    """Packs the clients of a round in parts of about equal work, all of the same shapes: one for each device.
+
+    Args:
+      chunk_size: clients that each device computes at once.
+      num_clients: places in every part, the report goal: a part may get any number of clients.
+      largest: gives the largest of all processes' numbers for one's own, so that shapes agree across them.
+      The rest as for `pack_round`.
+    """
+    work = [-(-len(_with_targets(e[:max_examples], width)) // batch_size) for e in examples]
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    load = np.zeros(num_parts, np.int64)
+    for i in sorted(range(len(ids)), key=lambda i: -work[i]):  # the longest first, to whoever has least
+        part = int(load.argmin())
+        parts[part].append(i)
+        load[part] += work[i]
+    least = largest(int(load.max()))
+    return [
+        pack_round(
+            [ids[i] for i in sorted(part)],
+            [examples[i] for i in sorted(part)],
+            batch_size=batch_size,
+            max_examples=max_examples,
+            chunk_size=chunk_size,
+            num_clients=num_clients,
+            width=width,
+            least_batches=least,
+        )
+        for part in parts
+    ]
+
+
 def unpack(batch: Packed) -> tuple[Int[Array, "steps rows"], Int[Array, "steps rows"]]:
     """`(inputs, targets)` of one packed batch, padded again, time first."""
     rows = jnp.arange(batch.rows)
@@ -147,7 +192,8 @@ def unpack(batch: Packed) -> tuple[Int[Array, "steps rows"], Int[Array, "steps r
     return take(batch.inputs), take(batch.targets)
 
 
-def _with_targets(rows: np.ndarray) -> np.ndarray:
+def _with_targets(rows: np.ndarray, width: int) -> np.ndarray:
+    rows = np.asarray(rows).reshape(-1, width)
     return rows[(rows[:, 1:] != 0).any(1)]
 
 

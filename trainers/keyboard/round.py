@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Key
 
 from jaxpriv import cohort, keys, quantile, sharding
@@ -179,6 +179,7 @@ def make_round(
     model: ModelConfig,
     server: optax.GradientTransformation,
     mechanism: NoiseMechanism | None,
+    mesh: Mesh | None = None,
 ) -> Callable[[RoundState, RoundBatch], tuple[RoundState, RoundInfo]]:
     """The jitted `(state, batch) -> (state, info)`; the state passed in is donated and must not be used again.
 
@@ -188,6 +189,8 @@ def make_round(
     Args:
       server: any optax transform; it is given the negated noised mean of the updates as gradient.
       mechanism: adds its increment to the sum; None adds nothing.
+      mesh: spreads the clients over its devices, each of which runs through its own part of the batch
+        (`sharding.place_parts`) by itself; the state is replicated, and noise is the same to the bit.
     """
     if mechanism is None and config.noise_multiplier > 0:
         raise ValueError(f"noise_multiplier={config.noise_multiplier} without a mechanism; pass one, or 0")
@@ -198,40 +201,48 @@ def make_round(
         raise ValueError("the clients' shares are independent noise; pass noise.independent()")
 
     def step(state: RoundState, batch: RoundBatch) -> tuple[RoundState, RoundInfo]:
-        one_at_a_time = batch.cohort.present.shape[1] == 1
-
-        def client_fn(params, span, key):
-            del key  # a device draws nothing
-            return client.local_sgd(
-                params,
-                batch.store,
-                span,
-                learning_rate=config.client_learning_rate,
-                epochs=config.local_epochs,
-                cell=model.cell,
-                one_at_a_time=one_at_a_time,
-            )
-
         clip_norm, estimate = state.clip_norm, None
         if config.adaptive is not None:
             estimate = state.quantile.clip
             latches = jnp.bool_(True) if mechanism is None else mechanism.starts_segment(state.noise)
             clip_norm = jnp.where(latches, estimate, clip_norm)
-        encode: Any = None
-        signs: Any = None
-        if config.secure is not None:
-            signs = secure_sum.signs(config.secure, state.step)
-            encode = secure_sum.encoder(config.secure, state.rounding, signs, state.step, clip_norm)
-        sums, operator = cohort.clipped_sum(
-            client_fn,
-            state.params,
-            batch.cohort,
-            None,
-            max_norm=None if config.clip_norm is None else clip_norm,
-            estimate=estimate,
-            weigh_by_examples=config.weigh_by_examples,
-            encode=encode,
-        )
+
+        def sum_of(shared, part: RoundBatch):
+            params, clip_norm, estimate, rounding, signs, step = shared
+            one_at_a_time = part.cohort.present.shape[1] == 1
+
+            def client_fn(params, span, key):
+                del key  # a device draws nothing
+                return client.local_sgd(
+                    params,
+                    part.store,
+                    span,
+                    learning_rate=config.client_learning_rate,
+                    epochs=config.local_epochs,
+                    cell=model.cell,
+                    one_at_a_time=one_at_a_time,
+                )
+
+            encode: Any = None
+            if config.secure is not None:
+                encode = secure_sum.encoder(config.secure, rounding, signs, step, clip_norm)
+            return cohort.clipped_sum(
+                client_fn,
+                params,
+                part.cohort,
+                None,
+                max_norm=None if config.clip_norm is None else clip_norm,
+                estimate=estimate,
+                weigh_by_examples=config.weigh_by_examples,
+                encode=encode,
+            )
+
+        signs = None if config.secure is None else secure_sum.signs(config.secure, state.step)
+        shared = (state.params, clip_norm, estimate, state.rounding, signs, state.step)
+        if mesh is None:
+            sums, operator = sum_of(shared, batch)
+        else:
+            sums, operator = sharding.sum_parts(sum_of, shared, batch, mesh)
         if config.secure is not None:
             sums = secure_sum.recover(config.secure, sums, signs, clip_norm, like=state.params)
         noise_state, total = state.noise, sums.update
@@ -275,17 +286,8 @@ def make_round(
         released = Released(clip_norm, new_estimate, fraction, optax.tree.norm(mean))
         return new, RoundInfo(released, operator)
 
-    return jax.jit(step, donate_argnums=0)
-
-
-def place(state: RoundState, batch: RoundBatch, mesh: Mesh) -> tuple[RoundState, RoundBatch]:
-    """Spreads the cohort over the mesh's devices and copies everything else to each of them."""
-    return sharding.replicate(state, mesh), place_batch(batch, mesh)
-
-
-def place_batch(batch: RoundBatch, mesh: Mesh) -> RoundBatch:
-    """Spreads a round's cohort over the mesh's devices."""
-    return RoundBatch(sharding.replicate(batch.store, mesh), sharding.place_cohort(batch.cohort, mesh))
+    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    return jax.jit(step, donate_argnums=0, out_shardings=everywhere)
 
 
 def diverged(info: RoundInfo) -> bool:

@@ -36,10 +36,27 @@ def pack(clients, chunk_size=1, ids=None):
     )
 
 
+def spread(clients, mesh, chunk_size=1, ids=None):
+    """One part a device of the mesh."""
+    ids = np.arange(len(clients)) if ids is None else ids
+    parts = batches.pack_parts(
+        ids,
+        clients,
+        num_parts=mesh.size,
+        batch_size=4,
+        max_examples=100,
+        chunk_size=chunk_size,
+        num_clients=8,
+        width=data.WIDTH,
+    )
+    return sharding.place_parts(parts, mesh)
+
+
 @functools.cache
-def plain_step():
+def plain_step(devices=None):
     """The round without noise, compiled once for the tests that share it."""
-    return rounds.make_round(ROUND, CONFIG, SERVER, None)
+    mesh = None if devices is None else sharding.make_mesh(jax.devices()[:devices])
+    return rounds.make_round(ROUND, CONFIG, SERVER, None, mesh)
 
 
 @functools.cache
@@ -79,19 +96,25 @@ def test_two_rounds_by_hand():
     assert int(state.step) == 2
 
 
-@pytest.mark.parametrize("layout", ["chunks of 3", "all at once", "shuffled", "8 devices"])
+@pytest.mark.parametrize(
+    "layout", ["chunks of 3", "all at once", "shuffled", "2 devices", "2 devices, chunks of 3", "8 devices"]
+)
 def test_layout_changes_rounding_only(layout):
     clients = data.clients(2, sizes=(3, 9, 0, 1, 5, 2, 7, 4))
     reference, _ = plain_step()(start(), pack(clients))
     state = start()
-    if layout == "shuffled":
+    step, mesh = plain_step(), None
+    if "devices" in layout:
+        step = plain_step(int(layout[0]))
+        mesh = sharding.make_mesh(jax.devices()[: int(layout[0])])
+        state = sharding.replicate(state, mesh)
+        batch = spread(clients, mesh, chunk_size=3 if "chunks" in layout else 1)
+    elif layout == "shuffled":
         order = [3, 1, 7, 0, 2, 6, 5, 4]
         batch = pack([clients[i] for i in order], ids=order)
     else:
         batch = pack(clients, chunk_size=3 if layout == "chunks of 3" else 8)
-    if layout == "8 devices":
-        state, batch = rounds.place(state, batch, sharding.make_mesh())
-    state, _ = plain_step()(state, batch)
+    state, _ = step(state, batch)
     change = flat(reference.params) - flat(start().params)
     assert np.linalg.norm(flat(state.params) - flat(reference.params)) <= 1e-6 * np.linalg.norm(change) * 3
 
@@ -117,16 +140,16 @@ def test_rounds_of_other_clients_compile_nothing_new():
     assert len(set(compiled)) == 1
 
 
-@pytest.mark.parametrize(("chunk_size", "devices"), [(2, 1), (8, 1), (8, 4)])
+@pytest.mark.parametrize(("chunk_size", "devices"), [(2, 1), (1, 4), (2, 4)])
 def test_the_noise_is_that_of_the_sum_once_and_divided_by_the_report_goal(chunk_size, devices):
     wide = model.ModelConfig(num_tokens=2004, embedding_size=24, hidden_size=12)
     config = dataclasses.replace(ROUND, noise_multiplier=1.0, clip_norm=0.5, report_goal=100)
     params, server = model.init_params(wide, seed=0), optax.sgd(1.0)
     mechanism = noise.independent()
     state = rounds.init(config, params, server, mechanism, jax.random.key(11))
-    batch = pack(data.clients(sizes=(0,) * 8), chunk_size=chunk_size)
-    state, batch = rounds.place(state, batch, sharding.make_mesh(jax.devices()[:devices]))
-    state, info = rounds.make_round(config, wide, server, mechanism)(state, batch)
+    mesh = sharding.make_mesh(jax.devices()[:devices])
+    state, batch = sharding.replicate(state, mesh), spread(data.clients(sizes=(0,) * 8), mesh, chunk_size)
+    state, info = rounds.make_round(config, wide, server, mechanism, mesh)(state, batch)
     change = flat(state.params) - flat(params)
     assert len(change) > 90_000
     np.testing.assert_allclose(change.std(), 1.0 * 0.5 / 100, rtol=0.01)
@@ -137,12 +160,15 @@ def test_the_noise_is_that_of_the_sum_once_and_divided_by_the_report_goal(chunk_
 def test_noise_is_the_same_to_the_bit_whatever_the_layout_and_other_with_another_key():
     config = dataclasses.replace(ROUND, noise_multiplier=1.0)
     mechanism = noise.independent()
-    step = rounds.make_round(config, CONFIG, SERVER, mechanism)
+    clients, mesh = data.clients(sizes=(0,) * 8), sharding.make_mesh()
     results = []
     for key, devices in (1, 1), (1, 8), (2, 8):
         state = rounds.init(config, params0(), SERVER, mechanism, jax.random.key(key))
-        batch = pack(data.clients(sizes=(0,) * 8), chunk_size=8)
-        state, batch = rounds.place(state, batch, sharding.make_mesh(jax.devices()[:devices]))
+        if devices == 1:
+            step, batch = rounds.make_round(config, CONFIG, SERVER, mechanism), pack(clients, chunk_size=8)
+        else:
+            step = rounds.make_round(config, CONFIG, SERVER, mechanism, mesh)
+            state, batch = sharding.replicate(state, mesh), spread(clients, mesh)
         results.append(flat(step(state, batch)[0].params))
     np.testing.assert_array_equal(results[0], results[1])
     assert not np.isclose(results[0], results[2]).all()
