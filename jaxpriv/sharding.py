@@ -24,7 +24,17 @@ def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
 
 def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
     """Puts a whole copy of every leaf on every device; with several processes each must pass the same values."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    layout = NamedSharding(mesh, PartitionSpec())
+    if layout.is_fully_addressable:
+        return jax.device_put(tree, layout)
+
+    def place(x):
+        if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(place(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        pieces = [jax.device_put(x, device) for device in mesh.local_devices]
+        return jax.make_array_from_single_device_arrays(pieces[0].shape, layout, pieces)
+
+    return jax.tree.map(place, tree)
 
 
 def local_copy(tree: PyTree) -> PyTree:
@@ -38,7 +48,7 @@ def place_parts(parts: Sequence[PyTree], mesh: Mesh) -> PyTree:
     Args:
       parts: one a device of this process, in the mesh's order; of the same shapes, in every process.
     """
-    own = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    own = mesh.local_devices
     if len(parts) != len(own):
         raise ValueError(f"one part a device of this process, got {len(parts)} parts for {len(own)} devices")
     layout = NamedSharding(mesh, PartitionSpec(AXIS))

@@ -80,16 +80,21 @@ def save(folder: files.PathLike, step: int, tree: Any, *, facts: dict[str, Any],
     """Writes `tree` (arrays and typed keys) and `facts` as the checkpoint of `step`; keeps the newest `keep`.
 
     An older checkpoint of the same step, whole or damaged, is replaced. The folder is readable by its owner
-    only, because the state holds the secret noise key.
+    only, because the state holds the secret noise key. Several processes call it together, with the same values and
+    a folder that all of them see; the first one writes.
     """
     root = pathlib.Path(folder).resolve()
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.chmod(root, 0o700)
-    for left_over in root.glob(".aside-*"):
-        shutil.rmtree(left_over, ignore_errors=True)
     aside, place = root / f".aside-{step}", root / str(step)
-    aside.mkdir(mode=0o700)
+    first = jax.process_index() == 0
+    if first:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(root, 0o700)
+        for left_over in root.glob(".aside-*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        aside.mkdir(mode=0o700)
     ocp.save(str(aside / ARRAYS), {_file_name(name): _to_host(leaf) for name, leaf in _named_leaves(tree)})
+    if not first:
+        return
     with files.atomic_write(aside / FACTS) as file:
         json.dump(metrics.plain(facts), file, indent=1)
     recorded = _digests(aside)
@@ -123,6 +128,8 @@ def latest(folder: files.PathLike) -> int | None:
 
 def load(folder: files.PathLike, step: int, like: T, *, under: str = "") -> T:
     """The state saved at `step`, in the structure of `like` (whose shapes and dtypes it must have).
+
+    Several processes call it together, as `save`.
 
     Args:
       under: path of the part wanted, as `.round.params`; empty for the whole.

@@ -13,6 +13,7 @@ from trainers.common import files, metrics
 from trainers.common.errors import InputError
 
 C = TypeVar("C")
+_PATIENCE = 7 * 24 * 3600  # seconds
 
 
 def choose(area: str, commands: Mapping[str, str], argv: Sequence[str]) -> str | None:
@@ -30,14 +31,25 @@ def choose(area: str, commands: Mapping[str, str], argv: Sequence[str]) -> str |
     return argv[0]
 
 
-def prepare_devices(devices: int | None) -> None:
-    """Splits a CPU into as many devices as are asked for (None: two, if it has two cores), before jax starts."""
+def prepare_devices(devices: int | None, processes: int = 1) -> None:
+    """Splits a CPU into as many devices as are asked for (None: two, if it has two cores and the process is alone),
+    before jax starts."""
     if devices is not None and devices < 1:
         raise InputError(f"--devices must be at least 1, got {devices}")
-    count = devices or min(2, os.cpu_count() or 1)
-    flag = "--xla_force_host_platform_device_count"
-    if "jax" not in sys.modules and flag not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}={count}".strip()
+    if "jax" in sys.modules:
+        return
+    count = devices or (1 if processes > 1 else min(2, os.cpu_count() or 1))
+    flags = {"xla_force_host_platform_device_count": count}
+    if processes > 1 or (devices or 1) > 1:
+        # How long devices wait for one another at a sum: as long as another's clients or an evaluation take.
+        flags |= {
+            "xla_cpu_collective_call_terminate_timeout_seconds": _PATIENCE,
+            "xla_cpu_collective_call_warn_stuck_timeout_seconds": _PATIENCE,
+            "xla_cpu_collective_timeout_seconds": _PATIENCE,
+        }
+    given = os.environ.get("XLA_FLAGS", "")
+    added = [f"--{name}={value}" for name, value in flags.items() if name not in given]
+    os.environ["XLA_FLAGS"] = " ".join([given, *added]).strip()
 
 
 def keep_compilations() -> None:

@@ -1,6 +1,7 @@
 """`jaxpriv keyboard`: train, evaluate, compare; suggest, compose, rescore, export."""
 
 from trainers.common import command
+from trainers.keyboard.config import Config
 
 COMMANDS = {
     "train": "train a private model, with its guarantee, pictures and baselines",
@@ -34,7 +35,10 @@ def main(argv: list[str]) -> int:
     config = command.parse(
         kind, rest, prog=f"jaxpriv keyboard {name}", presets=presets, description=kind.__doc__ or ""
     )
-    command.prepare_devices(getattr(config, "devices", None))
+    if isinstance(config, settings.Config):
+        prepare_processes(config)
+    else:
+        command.prepare_devices(None)
     command.keep_compilations()
     from trainers.keyboard import features, session
 
@@ -50,3 +54,13 @@ def main(argv: list[str]) -> int:
     result, text = run(config)
     command.finish(result, as_json=config.json, text=text)  # pyright: ignore[reportAttributeAccessIssue]
     return 0
+
+
+def prepare_processes(config: Config) -> None:
+    """Prepares the devices, and joins the other processes of the run where there are any."""
+    command.prepare_devices(config.devices, config.num_processes)
+    from trainers.common import processes
+
+    processes.check(config.coordinator, config.num_processes, config.process_id)
+    if config.coordinator is not None:
+        processes.start(config.coordinator, config.num_processes, config.process_id)

@@ -127,10 +127,19 @@ class Config:
     insecure_noise_seed: int | None
     """Tests and reproducible pictures only: the noise comes from this seed and there is no guarantee."""
     chunk_size: int
-    """Clients computed at once: 1 is fastest on CPU, large on accelerators; changes speed and memory only."""
+    """Clients computed at once on each device: 1 is fastest on CPU, large on accelerators; changes speed and
+    memory only."""
     devices: int | None
-    """Devices that each chunk of clients is spread over (it divides --chunk-size); None: one, and on a CPU with two
-    cores the comparison runs beside it."""
+    """Devices (of each process) that the clients are spread over, on a CPU its cores; None: one, and on a CPU with
+    two cores the comparison runs beside it."""
+    coordinator: str | None
+    """Several processes that compute one run: HOST:PORT of process 0, which alone writes the run
+    folder; it lies on storage that all of them see."""
+    num_processes: int
+    """Processes of the run, each started with the same options and its own --process-id; each keeps the text of its
+    own clients only."""
+    process_id: int
+    """Number of this process, from 0."""
     compare: bool
     """Also train the same model without noise, side by side, for the closing table."""
     evaluate_every: int
@@ -228,6 +237,9 @@ DEMO = Config(
     insecure_noise_seed=None,
     chunk_size=1,
     devices=None,
+    coordinator=None,
+    num_processes=1,
+    process_id=0,
     compare=True,
     evaluate_every=10,
     evaluation_examples=2000,

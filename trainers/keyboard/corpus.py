@@ -105,6 +105,13 @@ def load(config: Config) -> Corpus:
     )
 
 
+def share(data: Corpus, process: int, num_processes: int) -> Corpus:
+    """The same with the training text of one process's own clients only, every `num_processes`-th of them."""
+    none = data.train[0][:0].copy()
+    own = [rows.copy() if i % num_processes == process else none for i, rows in enumerate(data.train)]
+    return dataclasses.replace(data, train=own)
+
+
 def test_examples(source: str, vocabulary: Vocabulary, config: Config) -> Int[np.ndarray, "examples width"]:
     """The test clients' examples of another file, encoded as the run encodes its own.
 

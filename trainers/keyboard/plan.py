@@ -237,11 +237,8 @@ def _check(config: Config) -> None:
         value = getattr(config, name)
         if value is not None and value > participation.MOST:
             raise InputError(f"{_option(name)} must be at most {participation.MOST}, got {value}")
-    if config.devices is not None and (config.devices < 1 or config.chunk_size % config.devices):
-        raise InputError(
-            f"--chunk-size {config.chunk_size} clients do not spread evenly over --devices {config.devices}; "
-            "make the first a multiple of the second"
-        )
+    if config.devices is not None and config.devices < 1:
+        raise InputError(f"--devices must be at least 1, got {config.devices}")
     for name in ("seed", "insecure_noise_seed"):
         value = getattr(config, name)
         if value is not None and not 0 <= value < 2**32:

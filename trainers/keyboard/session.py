@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from accounting import PrivacyStatement, record, reporting
-from trainers.common import checkpoint, files, metrics, run_dir
+from trainers.common import checkpoint, files, metrics, processes, run_dir
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
 from trainers.keyboard import corpus, model, ngram, pictures, pretrain
@@ -21,6 +21,9 @@ from trainers.keyboard.train import Outcome, Run, model_sizes
 
 NO_NOISE = "no_noise"
 LATER_OPTIONS = (
+    "coordinator",
+    "num_processes",
+    "process_id",
     "secure_aggregation",
     "secagg_bits",
     "pretrain_data",
@@ -41,19 +44,35 @@ NOT_COVERED = (
 def train(config: Config) -> tuple[dict[str, Any], str]:
     """Runs `jaxpriv keyboard train`: returns the JSON result and the closing text."""
     folder = pathlib.Path(config.run_dir)
-    if config.resume and not (folder / pretrain.FOLDER / "config.json").is_file():
-        run_dir.require(folder)
-    data = corpus.load(config)
-    first_stage = pretrain.prepare(config, data.vocabulary, model_sizes(config, data.vocabulary))
+    with processes.together():
+        _require_one_process(config)
+        if config.resume and not (folder / pretrain.FOLDER / "config.json").is_file():
+            run_dir.require(folder)
+        data = corpus.load(config)
+        first_stage = pretrain.prepare(config, data.vocabulary, model_sizes(config, data.vocabulary))
     if config.clip == "two_stage":
         from trainers.keyboard import two_stage  # it is made of this module's parts
 
         return two_stage.train(config, data, first_stage)
-    runs = make_runs(config, data, first_stage)  # refuses before it writes
-    if not config.resume:
-        run_dir.create(folder)
+    with processes.together():
+        runs = make_runs(config, data, first_stage)  # refuses before it writes
+        if not config.resume and processes.is_first():
+            run_dir.create(folder)
     pretrain_into(folder, config, data, first_stage, runs)
-    return train_runs(config, data, runs)
+    del data
+    return train_runs(config, runs)
+
+
+def _require_one_process(config: Config) -> None:
+    if config.num_processes == 1:
+        return
+    if config.clip == "two_stage":
+        raise InputError("--clip two_stage runs in one process; leave --num-processes out")
+    if config.pretrain_data != "none":
+        raise InputError(
+            "public pretraining runs in one process; train with --num-processes 1 and --pretrain-data first, then "
+            "start from its folder with --initial-model"
+        )
 
 
 def make_runs(config: Config, data: corpus.Corpus, first_stage: pretrain.Start | None) -> dict[str, Run]:
@@ -84,7 +103,7 @@ def pretrain_into(
 
 
 def train_runs(
-    config: Config, data: corpus.Corpus, runs: dict[str, Run], baseline: dict[str, float] | None = None
+    config: Config, runs: dict[str, Run], baseline: dict[str, float] | None = None
 ) -> tuple[dict[str, Any], str]:
     """Trains what `make_runs` made; returns the JSON result and the closing text.
 
@@ -92,10 +111,20 @@ def train_runs(
       baseline: scores of the n-gram, where they are known.
     """
     folder = pathlib.Path(config.run_dir)
-    for name in runs:
-        (folder / name).mkdir(parents=True, exist_ok=True, mode=0o755 if name == "" else 0o700)
+    if processes.is_first():
+        for name in runs:
+            (folder / name).mkdir(parents=True, exist_ok=True, mode=0o755 if name == "" else 0o700)
+        baseline = baseline or ngram_scores(runs[""].data, folder)
+    if config.num_processes > 1:
+        own = corpus.share(runs[""].data, config.process_id, config.num_processes)
+        for run in runs.values():
+            run.data = own
+    if not processes.is_first():
+        for run in runs.values():
+            run.assist()
+        text = f"process {config.process_id} of {config.num_processes} is done; process 0 has the results"
+        return {"run_dir": None, "process": config.process_id}, text
     outcomes = _side_by_side(runs)
-    baseline = baseline or ngram_scores(data, folder)
 
     statements = {name: write_statement(folder / name) for name in runs}
     labels = {config.mechanism: folder} | ({"without noise": folder / NO_NOISE} if NO_NOISE in runs else {})

@@ -24,11 +24,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 import accounting
 from accounting import record
 from jaxpriv import keys, participation, sharding
-from trainers.common import checkpoint, entropy, manifest, metrics, progress, run_dir
+from trainers.common import checkpoint, entropy, manifest, metrics, processes, progress, run_dir
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
 from trainers.keyboard import batches, compose, corpus, evaluate, model, plan, pretrain
@@ -36,7 +37,7 @@ from trainers.keyboard import round as rounds
 from trainers.keyboard.config import Config
 
 # Settings that a resumed run may change: they change no number.
-FREE = ("resume", "json", "run_dir")
+FREE = ("resume", "json", "run_dir", "coordinator", "process_id")
 MOST_NON_FINITE_ROUNDS = 3
 MOST_ABANDONED_ATTEMPTS = 1000
 COMPLETED_EXAMPLES = 512  # of each evaluation, on which multi-word completions are counted too
@@ -88,12 +89,10 @@ class Run:
             notes=[] if first_stage is None else [first_stage.note],
         )
         self.server = server_optimizer(config)
-        self.step = rounds.make_round(self.plan.round, self.sizes, self.server, self.plan.mechanism)
-        self.mesh = None
-        if config.devices is not None and config.devices > 1:
-            if config.devices > jax.device_count():
-                raise InputError(f"--devices {config.devices}: there are {jax.device_count()}; lower it")
-            self.mesh = sharding.make_mesh(jax.devices()[: config.devices])
+        self.mesh = _mesh(config.devices)
+        self.step = rounds.make_round(
+            self.plan.round, self.sizes, self.server, self.plan.mechanism, self.mesh
+        )
         self.peak_hours = _peak_hours(data.hours)
         self.cohort_key = keys.stream(keys.root(config.seed), "cohorts")
         self.facts = {
@@ -155,6 +154,69 @@ class Run:
     def checkpoints(self) -> pathlib.Path:
         return self.folder / "checkpoints"
 
+    def begin(self) -> tuple[int, State]:
+        """The first round to run and the state before it, the same in every process; a new run is written down."""
+        folder = self.folder
+        first, state = 0, self.start()
+        resuming = self.config.resume and (folder / "config.json").exists()
+        resuming = bool(processes.largest(int(processes.is_first() and resuming)))
+        with processes.together():
+            if resuming:
+                first, state = self.resume()
+            elif processes.is_first():
+                self.data.vocabulary.save(folder / "vocabulary.json")
+                record.write_mechanism(folder, self.plan.record)
+        first, state = processes.from_first((np.asarray(first, np.int64), state))
+        if not resuming:
+            self.save(0, state)
+            if processes.is_first():
+                manifest.write(folder, command=COMMAND, config=self.config, digests=self.facts["digests"])
+        if self.mesh is not None:
+            state = state._replace(round=sharding.replicate(state.round, self.mesh))
+        return int(first), state
+
+    def save(self, done: int, state: State) -> None:
+        """Writes the checkpoint after `done` rounds; processes call it in step."""
+        checkpoint.save(self.checkpoints, done, sharding.local_copy(state), facts=self.facts)
+
+    def must_save(self, done: int) -> bool:
+        return done % self.config.checkpoint_every == 0 or done == self.config.rounds
+
+    def pack(self, reporters: list[int]) -> batches.RoundBatch:
+        """The round's examples on the devices of this process; of several processes, those of its own clients."""
+        config = self.config
+        settings: dict[str, Any] = {
+            "batch_size": config.batch_size,
+            "max_examples": config.max_examples,
+            "chunk_size": config.chunk_size,
+            "num_clients": config.report_goal,
+            "width": config.sequence_length + 1,
+        }
+        own = [i for i in reporters if i % jax.process_count() == jax.process_index()]
+        examples = [self.data.train[i] for i in own]
+        if self.mesh is None:
+            return batches.pack_round(own, examples, **settings)
+        parts = batches.pack_parts(
+            own, examples, num_parts=len(self.mesh.local_devices), largest=processes.largest, **settings
+        )
+        return sharding.place_parts(parts, self.mesh)
+
+    def advance(self, state: State, reporters: list[int]) -> tuple[State, rounds.RoundInfo]:
+        """One round with these clients; processes call it in step."""
+        new, info = self.step(state.round, self.pack(reporters))
+        streak = int(state.non_finite) + 1 if rounds.diverged(info) else 0
+        return state._replace(round=new, non_finite=np.asarray(streak, np.int64)), info
+
+    def assist(self) -> None:
+        """What every process but the first does: the part of its own clients in every round; it writes nothing."""
+        first, state = self.begin()
+        for t in range(first, self.config.rounds):
+            state, reporters, _ = self.next_cohort(state, t)
+            state, _ = self.advance(state, reporters)
+            _require_convergence(state, t)
+            if self.must_save(t + 1):
+                self.save(t + 1, state)
+
     def train(self, stop: threading.Event) -> Outcome:
         """Runs, or goes on with, all rounds, and returns the model with its scores on the test clients.
 
@@ -162,16 +224,7 @@ class Run:
           stop: set from outside to end it between two rounds, as Ctrl-C does.
         """
         config, folder = self.config, self.folder
-        if config.resume and (folder / "config.json").exists():
-            first, state = self.resume()
-        else:
-            first, state = 0, self.start()
-            self.data.vocabulary.save(folder / "vocabulary.json")
-            record.write_mechanism(folder, self.plan.record)
-            checkpoint.save(self.checkpoints, 0, state, facts=self.facts)
-            manifest.write(folder, command=COMMAND, config=config, digests=self.facts["digests"])
-        if self.mesh is not None:
-            state = state._replace(round=sharding.replicate(state.round, self.mesh))
+        first, state = self.begin()
         for name in ("metrics.jsonl", "operator.jsonl", "timing.jsonl"):
             metrics.truncate(folder / name, before=first)
         validation = self.data.held_out[: config.evaluation_examples]
@@ -190,44 +243,28 @@ class Run:
                     raise KeyboardInterrupt
                 began = time.perf_counter()
                 state, reporters, failed = self.next_cohort(state, t)
-                batch = batches.pack_round(
-                    reporters,
-                    [self.data.train[i] for i in reporters],
-                    batch_size=config.batch_size,
-                    max_examples=config.max_examples,
-                    chunk_size=config.chunk_size,
-                    num_clients=config.report_goal,
-                    width=config.sequence_length + 1,
-                )
                 log.append(
                     t, [self.data.ids[i] for i in reporters], failed=[self.data.ids[i] for i in failed]
                 )
-                if self.mesh is not None:
-                    batch = rounds.place_batch(batch, self.mesh)
-                new, info = self.step(state.round, batch)
-                streak = int(state.non_finite) + 1 if rounds.diverged(info) else 0
-                state = state._replace(round=new, non_finite=np.asarray(streak, np.int64))
+                state, info = self.advance(state, reporters)
                 label = {} if self.plan.mechanism else {"covered_by_guarantee": False}
                 released.write(round=t, **info.released._asdict(), **label)
                 operator.write(round=t, covered_by_guarantee=False, **_operator(info.operator))
                 timing.write(round=t, seconds=time.perf_counter() - began)
-                if streak >= MOST_NON_FINITE_ROUNDS:
-                    raise InputError(
-                        f"round {t + 1}: every update of the last {streak} rounds was NaN or infinite, so training "
-                        "has diverged; start again with a lower --client-learning-rate or --server-learning-rate"
-                    )
+                _require_convergence(state, t)
                 done = t + 1
                 if done % config.evaluate_every == 0 or done == config.rounds:
                     self.evaluate(state, validation, t, released, timing)
-                if done % config.checkpoint_every == 0 or done == config.rounds:
+                if self.must_save(done):
                     for writer in (released, operator, timing):
                         writer.sync()
-                    checkpoint.save(self.checkpoints, done, state, facts=self.facts)
+                    self.save(done, state)
                 bar.update()
         log.close()
-        test = evaluate.evaluate(state.round.params, self.data.test, self.sizes)
+        params = sharding.local_copy(state.round.params)
+        test = evaluate.evaluate(params, self.data.test, self.sizes)
         seconds = sum(line["seconds"] for line in metrics.read(folder / "timing.jsonl"))
-        return Outcome(state.round.params, test, seconds)
+        return Outcome(params, test, seconds)
 
     def next_cohort(self, state: State, t: int) -> tuple[State, list[int], list[int]]:
         """Draws cohorts until the report goal is met: `(state, reporters, other devices that downloaded)`.
@@ -277,7 +314,7 @@ class Run:
     ) -> None:
         """Writes scores on held-out clients, and what the rounds so far have cost."""
         began = time.perf_counter()
-        scores = evaluate.evaluate(state.round.params, examples, self.sizes)
+        scores = evaluate.evaluate(sharding.local_copy(state.round.params), examples, self.sizes)
         spent = self.spent(t + 1)
         at = np.array([compose.THRESHOLD])
         shown = compose.measure(state.round.params, examples[:COMPLETED_EXAMPLES], self.sizes, thresholds=at)[
@@ -298,6 +335,26 @@ class Run:
             return {"rho": None, "epsilon": None}
         found = accounting.compose(self.plan.record.mechanisms(num_rounds), delta=self.config.delta)
         return {"rho": found.rho, "epsilon": found.epsilon}
+
+
+def _mesh(devices: int | None) -> Mesh | None:
+    """`devices` of every process; None where one device is all."""
+    count = devices or 1
+    if count > jax.local_device_count():
+        raise InputError(f"--devices {count}: there are {jax.local_device_count()}; lower it")
+    if count == jax.process_count() == 1:
+        return None
+    every = range(jax.process_count())
+    return sharding.make_mesh([d for p in every for d in jax.local_devices(process_index=p)[:count]])
+
+
+def _require_convergence(state: State, t: int) -> None:
+    streak = int(state.non_finite)
+    if streak >= MOST_NON_FINITE_ROUNDS:
+        raise InputError(
+            f"round {t + 1}: every update of the last {streak} rounds was NaN or infinite, so training "
+            "has diverged; start again with a lower --client-learning-rate or --server-learning-rate"
+        )
 
 
 def _peak_hours(hours: list[np.ndarray] | None) -> Any:

@@ -37,13 +37,13 @@ def train(
         record.write_stages(folder, STAGES)
         manifest.write(folder, command="jaxpriv keyboard train", config=config, digests=data.digests)
     baseline = session.ngram_scores(data, folder)
-    _, searched = session.train_runs(search, data, runs, baseline)
+    _, searched = session.train_runs(search, runs, baseline)
     norm = clip_norm(folder / STAGES[0])
     proper = dataclasses.replace(proper, clip_norm=norm)
     again = session.make_runs(proper, data, first_stage)
     for run in again.values():
         run.initial = runs[""].initial
-    result, text = session.train_runs(proper, data, again, baseline)
+    result, text = session.train_runs(proper, again, baseline)
 
     statement = session.write_statement(folder)
     _draw(folder, norm)

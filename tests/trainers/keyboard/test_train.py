@@ -328,7 +328,8 @@ def test_resuming_what_is_no_run_is_refused(tmp_path, capsys):
             {"mechanism": "none", "clip": "adaptive", "clipped_count_stddev": float("nan")},
             "clipped-count-stddev",
         ),
-        ({"devices": 2, "chunk_size": 1}, "chunk-size"),
+        ({"devices": 0}, "devices must be at least 1"),
+        ({"devices": 64}, "there are 8"),
     ],
 )
 def test_settings_that_cannot_be_served_are_refused(tmp_path, capsys, changes, says):

@@ -1,0 +1,121 @@
+"""Two processes that compute one run (jax.distributed): the result of one process, and the same bits when resumed."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from tests.trainers.keyboard import toy, two_processes
+from trainers.common import checkpoint, processes
+from trainers.common.errors import InputError
+from trainers.keyboard import corpus, session
+from trainers.keyboard.train import Run
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """`(folder, the two processes' outputs)`; the runs of one process are made beside them."""
+    folder = tmp_path_factory.mktemp("processes")
+    toy.config(folder)  # writes the data
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    command = [sys.executable, "-m", "tests.trainers.keyboard.two_processes"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, "env": env}
+    started = [subprocess.Popen([*command, str(i), str(port), str(folder)], **pipes) for i in range(2)]
+    try:
+        session.train(toy.config(folder, "one", chunk_size=1))
+        session.train(two_processes.noise_only(folder, "one_noise"))
+        outputs = [process.communicate(timeout=900) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, (_, err) in zip(started, outputs, strict=True):
+        assert process.returncode == 0, err[-3000:]
+    return folder, [out for out, _ in outputs]
+
+
+def state(folder, run, rounds):
+    """The last checkpoint, as arrays by path."""
+    config = toy.config(folder, run, rounds=rounds)
+    made = Run(config, corpus.load(config), folder / run)
+    tree = checkpoint.load(folder / run / "checkpoints", rounds, made.start())
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    plain = lambda x: jax.random.key_data(x) if processes._is_key(x) else x
+    return {jax.tree_util.keystr(path): np.asarray(plain(leaf)) for path, leaf in leaves}
+
+
+def test_two_processes_give_the_result_of_one(both):
+    folder, outputs = both
+    for name in ("participation.jsonl", "mechanism.json", "vocabulary.json", "privacy.json"):
+        assert (folder / "two" / name).read_bytes() == (folder / "one" / name).read_bytes(), name
+    one, two = state(folder, "one", 6), state(folder, "two", 6)
+    assert one.keys() == two.keys()
+    moved = 0
+    for name, value in one.items():
+        if name.startswith((".round.params", ".round.server")):
+            moved += 1
+            change = np.linalg.norm(two[name] - value) / max(np.linalg.norm(value), 1e-30)
+            assert change <= 1e-6, name
+        else:
+            np.testing.assert_array_equal(two[name], value, err_msg=name)  # keys, timers, counts
+    assert moved > 8
+    results = [json.loads(next(line for line in out.splitlines() if line.startswith("{"))) for out in outputs]
+    assert results[0]["run_dir"] == str(folder / "two")
+    assert results[1] == {"run_dir": None, "process": 1}
+
+
+def test_noise_is_the_same_to_the_bit(both):
+    folder, _ = both
+    one, two = state(folder, "one_noise", 3), state(folder, "two_noise", 3)
+    for name, value in one.items():
+        np.testing.assert_array_equal(two[name], value, err_msg=name)
+    start = state(folder, "one_noise", 3)[".round.params['bias']"]
+    assert np.abs(start).max() > 0  # zeros at the beginning: noise has moved it
+
+
+def test_two_processes_resumed_give_the_same_bits(both):
+    folder, _ = both
+    whole, resumed = state(folder, "two", 6), state(folder, "two_resumed", 6)
+    for name, value in whole.items():
+        np.testing.assert_array_equal(resumed[name], value, err_msg=name)
+    for name in ("metrics.jsonl", "participation.jsonl"):
+        assert (folder / "two" / name).read_bytes() == (folder / "two_resumed" / name).read_bytes()
+
+
+def test_bad_input_of_one_ends_all(both):
+    _, outputs = both
+    assert "refused: run folder" in outputs[0]
+    assert "another process of this run stopped" in outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((None, 2, 0), "--coordinator"),
+        (("localhost:1", 1, 0), "--num-processes"),
+        (("localhost:1", 2, 2), "--process-id"),
+        (("localhost", 2, 1), "HOST:PORT"),
+    ],
+)
+def test_options_that_name_no_group_are_refused(options, says):
+    with pytest.raises(InputError, match=says):
+        processes.check(*options)
+
+
+def test_a_process_keeps_the_text_of_its_own_clients(tmp_path):
+    data = corpus.load(toy.config(tmp_path))
+    shares = [corpus.share(data, i, 2) for i in range(2)]
+    for i, rows in enumerate(data.train):
+        np.testing.assert_array_equal(shares[i % 2].train[i], rows)
+        assert len(shares[1 - i % 2].train[i]) == 0
+    assert shares[0].ids == data.ids

@@ -1,0 +1,107 @@
+"""Several processes that compute one run together, on one host or many (multi-controller JAX).
+
+Every process runs the same program and sees the run folder, which the first alone writes; what it decides is copied
+to the others, and each adds the part of its own clients.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from trainers.common.errors import InputError
+
+T = TypeVar("T")
+
+
+def check(coordinator: str | None, num_processes: int, process_id: int) -> None:
+    """Refuses options that name no group of processes.
+
+    Raises:
+      InputError: with the option and the remedy.
+    """
+    if num_processes < 1 or not 0 <= process_id < num_processes:
+        raise InputError(
+            f"--process-id must be from 0 to --num-processes - 1, got {process_id} of {num_processes}"
+        )
+    if (coordinator is None) != (num_processes == 1):
+        raise InputError(
+            "several processes need both --num-processes and --coordinator HOST:PORT (an address of process 0), "
+            f"got {num_processes} and {coordinator}"
+        )
+    if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
+        raise InputError(f"--coordinator must be HOST:PORT, got {coordinator}")
+
+
+def start(coordinator: str, num_processes: int, process_id: int) -> None:
+    """Joins the group and waits until all are there; before anything else uses jax.
+
+    Raises:
+      InputError: the others could not be reached.
+    """
+    try:
+        jax.distributed.initialize(
+            coordinator_address=coordinator, num_processes=num_processes, process_id=process_id
+        )
+    except RuntimeError as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise InputError(
+            f"process {process_id} of {num_processes} found no group at {coordinator} ({reason}); start all of them "
+            "within five minutes, with the same --coordinator"
+        ) from error
+
+
+def is_first() -> bool:
+    """Whether this process owns the run folder; True where there is only one."""
+    return jax.process_index() == 0
+
+
+def largest(number: int) -> int:
+    """The largest of all processes' numbers (below 2^31), in every process."""
+    if jax.process_count() == 1:
+        return number
+    return int(np.max(multihost_utils.process_allgather(np.asarray(number, np.int32))))
+
+
+def from_first(tree: T) -> T:
+    """The first process's arrays and keys, bit for bit, in every process; all pass trees of the same shapes."""
+    if jax.process_count() == 1:
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    hosts = [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in leaves]
+    own = np.frombuffer(b"".join(x.tobytes() for x in hosts), np.uint8)
+    sent = np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes()
+    out, at = [], 0
+    for leaf, host in zip(leaves, hosts, strict=True):
+        value = np.frombuffer(sent, host.dtype, host.size, at).reshape(host.shape)
+        at += host.nbytes
+        if _is_key(leaf):
+            value = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(leaf))
+        elif isinstance(leaf, jax.Array):
+            value = jnp.asarray(value)
+        out.append(value)
+    return jax.tree.unflatten(structure, out)
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """A part after which every process goes on or none does: bad input of one ends all, instead of a wait."""
+    problem = None
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        problem = error
+    stopped = largest(int(problem is not None))
+    if problem is not None:
+        raise problem
+    if stopped:
+        raise InputError("another process of this run stopped; its message says why")
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
