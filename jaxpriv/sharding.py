@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -29,7 +30,7 @@ def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
         return jax.device_put(tree, layout)
 
     def place(x):
-        if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(place(jax.random.key_data(x)), impl=jax.random.key_impl(x))
         pieces = [jax.device_put(x, device) for device in mesh.local_devices]
         return jax.make_array_from_single_device_arrays(pieces[0].shape, layout, pieces)

@@ -237,7 +237,7 @@ def make_round(
                 encode=encode,
             )
 
-        signs = None if config.secure is None else secure_sum.signs(config.secure, state.step)
+        signs: Any = None if config.secure is None else secure_sum.signs(config.secure, state.step)
         shared = (state.params, clip_norm, estimate, state.rounding, signs, state.step)
         if mesh is None:
             sums, operator = sum_of(shared, batch)

@@ -102,6 +102,23 @@ def pretrain_into(
         run.initial = params
 
 
+def _keep_own_clients(config: Config, runs: Mapping[str, Run]) -> None:
+    """Drops the training text of clients that are other processes' part."""
+    if config.num_processes > 1:
+        own = corpus.share(runs[""].data, config.process_id, config.num_processes)
+        for run in runs.values():
+            run.data = own
+
+
+def _assist(config: Config, runs: Mapping[str, Run]) -> tuple[dict[str, Any], str]:
+    """The part of a process that is not the first."""
+    _keep_own_clients(config, runs)
+    for run in runs.values():
+        run.assist()
+    text = f"process {config.process_id} of {config.num_processes} is done; process 0 has the results"
+    return {"run_dir": None, "process": config.process_id}, text
+
+
 def train_runs(
     config: Config, runs: dict[str, Run], baseline: dict[str, float] | None = None
 ) -> tuple[dict[str, Any], str]:
@@ -110,20 +127,13 @@ def train_runs(
     Args:
       baseline: scores of the n-gram, where they are known.
     """
-    folder = pathlib.Path(config.run_dir)
-    if processes.is_first():
-        for name in runs:
-            (folder / name).mkdir(parents=True, exist_ok=True, mode=0o755 if name == "" else 0o700)
-        baseline = baseline or ngram_scores(runs[""].data, folder)
-    if config.num_processes > 1:
-        own = corpus.share(runs[""].data, config.process_id, config.num_processes)
-        for run in runs.values():
-            run.data = own
     if not processes.is_first():
-        for run in runs.values():
-            run.assist()
-        text = f"process {config.process_id} of {config.num_processes} is done; process 0 has the results"
-        return {"run_dir": None, "process": config.process_id}, text
+        return _assist(config, runs)
+    folder = pathlib.Path(config.run_dir)
+    for name in runs:
+        (folder / name).mkdir(parents=True, exist_ok=True, mode=0o755 if name == "" else 0o700)
+    baseline = baseline or ngram_scores(runs[""].data, folder)
+    _keep_own_clients(config, runs)
     outcomes = _side_by_side(runs)
 
     statements = {name: write_statement(folder / name) for name in runs}
@@ -137,7 +147,7 @@ def train_runs(
     rows = {_label(config): own.test._asdict()}
     if NO_NOISE in outcomes:
         rows["same model without noise"] = outcomes[NO_NOISE].test._asdict()
-    rows["5-gram of the clients' text (not private)"] = baseline
+    rows["5-gram of the clients' text (not private)"] = dict(baseline)
     text = "\n".join(
         [
             table(rows),

@@ -44,11 +44,10 @@ def both(tmp_path_factory):
     return folder, [out for out, _ in outputs]
 
 
-def state(folder, run, rounds):
+def state(config):
     """The last checkpoint, as arrays by path."""
-    config = toy.config(folder, run, rounds=rounds)
-    made = Run(config, corpus.load(config), folder / run)
-    tree = checkpoint.load(folder / run / "checkpoints", rounds, made.start())
+    made = Run(config, corpus.load(config), pathlib.Path(config.run_dir))
+    tree = checkpoint.load(made.checkpoints, config.rounds, made.start())
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     plain = lambda x: jax.random.key_data(x) if processes._is_key(x) else x
     return {jax.tree_util.keystr(path): np.asarray(plain(leaf)) for path, leaf in leaves}
@@ -58,7 +57,7 @@ def test_two_processes_give_the_result_of_one(both):
     folder, outputs = both
     for name in ("participation.jsonl", "mechanism.json", "vocabulary.json", "privacy.json"):
         assert (folder / "two" / name).read_bytes() == (folder / "one" / name).read_bytes(), name
-    one, two = state(folder, "one", 6), state(folder, "two", 6)
+    one, two = state(toy.config(folder, "one")), state(toy.config(folder, "two"))
     assert one.keys() == two.keys()
     moved = 0
     for name, value in one.items():
@@ -76,16 +75,16 @@ def test_two_processes_give_the_result_of_one(both):
 
 def test_noise_is_the_same_to_the_bit(both):
     folder, _ = both
-    one, two = state(folder, "one_noise", 3), state(folder, "two_noise", 3)
+    one = state(two_processes.noise_only(folder, "one_noise"))
+    two = state(two_processes.noise_only(folder, "two_noise"))
     for name, value in one.items():
         np.testing.assert_array_equal(two[name], value, err_msg=name)
-    start = state(folder, "one_noise", 3)[".round.params['bias']"]
-    assert np.abs(start).max() > 0  # zeros at the beginning: noise has moved it
+    assert np.abs(one[".round.params['bias']"]).max() > 0  # zeros at the beginning: noise has moved it
 
 
 def test_two_processes_resumed_give_the_same_bits(both):
     folder, _ = both
-    whole, resumed = state(folder, "two", 6), state(folder, "two_resumed", 6)
+    whole, resumed = state(toy.config(folder, "two")), state(toy.config(folder, "two_resumed"))
     for name, value in whole.items():
         np.testing.assert_array_equal(resumed[name], value, err_msg=name)
     for name in ("metrics.jsonl", "participation.jsonl"):
