@@ -1,4 +1,4 @@
-"""Peak memory of a round over the size of its cohort: `python -m tests.bench memory [COHORT:ROUNDS ...]`.
+"""Peak memory of a round over the size of its cohort: `python -m tests.bench memory`.
 
 The paper's model (embedding 96, 670 units, 10,000 words, separate embeddings: 3.5 million parameters), clipping and
 `tree_reduced` noise, clients of one batch of four short sentences, packed and run one at a time as the trainer
@@ -88,7 +88,7 @@ def one(cohort: int, num_rounds: int) -> dict[str, float]:
 def main(sizes=SIZES):
     rows, model_size = [], 0.0
     for cohort, num_rounds in sizes:
-        call = f"from tests.bench import bench_memory as b; import json; print(json.dumps(b.one({cohort}, {num_rounds})))"
+        call = f"import json, tests.bench.bench_memory as b; print(json.dumps(b.one({cohort}, {num_rounds})))"
         done = subprocess.run([sys.executable, "-c", call], stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
         model_size = found["parameters"] * 4 / 2**20
