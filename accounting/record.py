@@ -280,7 +280,7 @@ def read_stages(run_dir: str | os.PathLike[str]) -> list[str] | None:
 
 
 class ParticipationLog:
-    """Appends rounds to `participation.jsonl`; each line is on disk when `append` returns.
+    """Appends rounds to `participation.jsonl`, readable by its owner only; each line is on disk when `append` returns.
 
     Opening it drops a torn last line and every line from `from_round` on, which a resumed run writes again.
     """
@@ -295,11 +295,13 @@ class ParticipationLog:
                 if _row(line, f"{self._path}, line {number}")[0] >= from_round:
                     break
                 kept += line
-        with self._path.with_name(PARTICIPATION_FILE + ".partial").open("wb") as file:
+        aside = self._path.with_name(PARTICIPATION_FILE + ".partial")
+        aside.unlink(missing_ok=True)
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(kept)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(file.name, self._path)
+        os.replace(aside, self._path)
         self._file = self._path.open("ab")
 
     def append(

@@ -83,6 +83,8 @@ class Config:
     """Extra clients selected, as a fraction of the report goal; those cut off still start their timer."""
     drop_out: float
     """Probability that a selected client fails to report (0 to 1)."""
+    timer_jitter: int
+    """A device's wait is lengthened by 0 to this many rounds, at random."""
     availability: Literal["constant", "diurnal"]
     """Which clients can be reached: all, or by the hour of day (the data's `hour` column if it has one)."""
 
@@ -216,6 +218,7 @@ DEMO = Config(
     deployment_population=4_000_000,
     over_selection=0.0,
     drop_out=0.0,
+    timer_jitter=0,
     availability="constant",
     local_epochs=1,
     batch_size=8,

@@ -4,6 +4,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from accounting import record
 from trainers.common import metrics, plots
 
 MOST_CURVES = 10  # more of them on one picture cannot be told apart
@@ -109,6 +112,34 @@ def _smart_compose(scores: Mapping[str, list[dict[str, Any]]], path: pathlib.Pat
     }
     plots.curves(right, spent, xlabel="round", ylabel="rho (zCDP)", title="privacy spent")
     plots.save(made, path)
+
+
+def draw_participation(run: pathlib.Path, out: pathlib.Path) -> None:
+    """Writes `participation.png`: how often the devices took part, and how many rounds lay between.
+
+    Args:
+      run: run folder, whose log and stated limits are drawn.
+    """
+    stated, log = record.read_mechanism(run), record.read_participation(run)
+    order = np.lexsort((log.rounds, log.devices))
+    gaps = np.diff(log.rounds[order])[np.diff(log.devices[order]) == 0]
+    counts = np.bincount(np.bincount(log.devices)) if len(log.devices) else np.zeros(1, int)
+    counts[0] = stated.population - counts[1:].sum() if stated.population else 0
+    made, (left, right) = plots.figure(2)
+    left.bar(range(len(counts)), counts, color="C0")
+    left.axvline(
+        stated.max_participations, color="0.35", linestyle="--", label=f"limit {stated.max_participations}"
+    )
+    left.set(xlabel="rounds that a device took part in", ylabel="devices")
+    right.hist(gaps, bins=min(40, max(len(np.unique(gaps)), 1)), color="C0")
+    right.axvline(
+        stated.min_separation, color="0.35", linestyle="--", label=f"enforced {stated.min_separation}"
+    )
+    title = "nobody took part twice" if not len(gaps) else f"least {gaps.min()}"
+    right.set(xlabel="rounds from one participation to the next", ylabel="times", title=title)
+    for axis in (left, right):
+        axis.legend(fontsize=8, frameon=False)
+    plots.save(made, out / "participation.png")
 
 
 def compare(runs: Mapping[str, Mapping[str, Any]], path: pathlib.Path, *, ngram: float | None) -> None:

@@ -237,6 +237,8 @@ def _check(config: Config) -> None:
         value = getattr(config, name)
         if value is not None and value > participation.MOST:
             raise InputError(f"{_option(name)} must be at most {participation.MOST}, got {value}")
+    if not 0 <= config.timer_jitter <= participation.MOST - config.rounds:
+        raise InputError(f"--timer-jitter must be a number of rounds from 0, got {config.timer_jitter}")
     if config.devices is not None and config.devices < 1:
         raise InputError(f"--devices must be at least 1, got {config.devices}")
     for name in ("seed", "insecure_noise_seed"):
@@ -278,7 +280,7 @@ def _participation(config: Config, population: int, selected: int) -> tuple[int,
         )
     b = config.min_separation
     if b is None:
-        b = max(1, min(rounds, n // selected))
+        b = max(1, min(rounds, n // selected) - config.timer_jitter)  # the longest wait is served too
     k = participation.most_participations(rounds, b)
     if config.max_participations is not None:
         k = min(k, config.max_participations)

@@ -21,6 +21,7 @@ from trainers.keyboard.train import Outcome, Run, model_sizes
 
 NO_NOISE = "no_noise"
 LATER_OPTIONS = (
+    "timer_jitter",
     "coordinator",
     "num_processes",
     "process_id",
@@ -139,6 +140,7 @@ def train_runs(
     statements = {name: write_statement(folder / name) for name in runs}
     labels = {config.mechanism: folder} | ({"without noise": folder / NO_NOISE} if NO_NOISE in runs else {})
     pictures.draw(labels, folder / "plots", ngram=baseline, delta=config.delta)
+    pictures.draw_participation(folder, folder / "plots")
 
     own, statement = outcomes[""], statements[""]
     result = _result(config, folder, own.test, baseline, statement, own.seconds)

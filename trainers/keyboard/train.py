@@ -272,7 +272,7 @@ class Run:
         Raises:
           InputError: the goal cannot be met, or the cohort would break what the accountant is told.
         """
-        failed: list[int] = []
+        failed, devices = [], state.devices
         for _ in range(MOST_ABANDONED_ATTEMPTS):
             attempt = int(state.attempts)
             devices, cohort = self._select(keys.fold(self.cohort_key, attempt), state.devices, t, attempt)
@@ -287,10 +287,30 @@ class Run:
             failed += chosen[np.asarray(cohort.is_chosen) & ~reports].tolist()
             if bool(cohort.released):
                 return state, sorted(chosen[reports].tolist()), sorted(failed)
+            self._require_enough(devices, t)
         raise InputError(
-            f"round {t}: no cohort of {self.config.report_goal} in {MOST_ABANDONED_ATTEMPTS} attempts; lower "
-            "--report-goal, --min-separation or --drop-out, or raise --over-selection"
+            f"round {t + 1}: no cohort of {self.config.report_goal} reported in {MOST_ABANDONED_ATTEMPTS} attempts; "
+            f"{self._free(devices, t)[0]} devices are free, so too few of them are available at once or too many "
+            "drop out: raise --over-selection, or lower --drop-out or --report-goal"
         )
+
+    def _free(self, devices: participation.State, t: int) -> tuple[int, int, int]:
+        """Devices that may be chosen for round t, that wait for their timer, and that had their last turn."""
+        spent = np.asarray(devices.count) >= self.plan.max_participations
+        waiting = (np.asarray(devices.ready) > t) & ~spent
+        return int((~waiting & ~spent).sum()), int(waiting.sum()), int(spent.sum())
+
+    def _require_enough(self, devices: participation.State, t: int) -> None:
+        """Stops where no retry can help: timers count released rounds, so an abandoned attempt frees nobody."""
+        free, waiting, spent = self._free(devices, t)
+        if free < self.config.report_goal:
+            b, k = self.plan.min_separation, self.plan.max_participations
+            raise InputError(
+                f"round {t + 1} can never be filled: {free} devices are free for {self.config.report_goal} places, "
+                f"{waiting} wait (a timer of {b} rounds starts at every download, also where the report is lost or cut "
+                f"off, and only released rounds advance it), {spent} have taken part {k} times; start again with "
+                f"--min-separation below {b}, fewer --rounds, or less --drop-out, --over-selection or --timer-jitter"
+            )
 
     def _select(self, key, devices: participation.State, t: int, attempt: int):
         config = self.config
@@ -307,6 +327,7 @@ class Run:
             drop_out=config.drop_out,
             min_separation=self.plan.min_separation,
             max_participations=self.plan.max_participations,
+            max_jitter=config.timer_jitter,
         )
 
     def evaluate(

@@ -1,6 +1,7 @@
 """A whole run: what it leaves, that it can be killed anywhere, what it refuses."""
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -73,6 +74,7 @@ def test_a_run_leaves_what_it_promises(whole):
         "plots/clipping.png",
         "plots/privacy.png",
         "plots/smart_compose.png",
+        "plots/participation.png",
     ):
         assert (folder / name).stat().st_size > 0, name
     assert list(result) == [
@@ -93,6 +95,8 @@ def test_a_run_leaves_what_it_promises(whole):
     assert result["simulation"] is True  # the toy's noise comes from a public seed
     assert 0 <= result["top1_words"] <= 100
     assert stat.S_IMODE((folder / "checkpoints").stat().st_mode) == 0o700
+    for name in ("participation.jsonl", "operator.jsonl", "timing.jsonl"):
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600, name
     assert "simulation" in text.lower()
 
 
@@ -330,6 +334,7 @@ def test_resuming_what_is_no_run_is_refused(tmp_path, capsys):
         ),
         ({"devices": 0}, "devices must be at least 1"),
         ({"devices": 64}, "there are 8"),
+        ({"timer_jitter": -1}, "timer-jitter"),
     ],
 )
 def test_settings_that_cannot_be_served_are_refused(tmp_path, capsys, changes, says):
@@ -384,6 +389,50 @@ def test_abandoned_rounds_and_late_devices_keep_the_limits(tmp_path):
     lines = metrics.read(tmp_path / "run" / "participation.jsonl")
     assert all(len(line["devices"]) == 3 for line in lines)
     assert any(line.get("failed") for line in lines)
+
+
+def drawing(folder, **changes):
+    """A run that draws cohorts and trains nothing."""
+    config = toy.config(folder, **changes)
+    made = Run(config, corpus.load(config), folder / "run")
+    return made, made.start()
+
+
+def test_jitter_lengthens_waits_and_leaves_the_default_separation_room(tmp_path):
+    made, state = drawing(tmp_path, timer_jitter=2, rounds=12)
+    assert made.plan.min_separation == 24 // 4 - 2
+    times = {}
+    for t in range(12):
+        state, reporters, _ = made.next_cohort(state, t)
+        for device in reporters:
+            times.setdefault(device, []).append(t)
+    gaps = np.concatenate([np.diff(rounds) for rounds in times.values()])
+    assert gaps.min() >= 4
+    assert len(np.unique(gaps)) > 1
+    ready = np.asarray(state.devices.ready)
+    last = np.asarray(state.devices.last)
+    assert set((ready - last)[last >= 0]) == {4, 5, 6}
+
+
+def test_a_round_that_no_retry_can_fill_stops_at_once(tmp_path):
+    # Every report is lost: four downloads an attempt, until fewer than four of the 24 devices are free.
+    made, state = drawing(tmp_path, drop_out=1 - 1e-9)
+    with pytest.raises(
+        InputError, match=r"round 1 can never be filled: 0 devices .* 24 wait .*--min-separation"
+    ):
+        made.next_cohort(state, 0)
+    # Enough are free, and never there at once: it gives up in the end, and says so.
+    made, state = drawing(tmp_path, availability="diurnal", report_goal=20, min_separation=1)
+    made._select = functools.partial(_nobody, made._select)
+    with pytest.raises(InputError, match=r"24 devices are free"):
+        made.next_cohort(state, 0)
+
+
+def _nobody(select, key, devices, t, attempt):
+    """As at an hour when no device can be reached."""
+    _, cohort = select(key, devices, t, attempt)
+    none = jax.numpy.zeros_like(cohort.reports)
+    return devices, cohort._replace(is_chosen=none, reports=none, released=jax.numpy.bool_(False))
 
 
 def test_the_clip_norm_in_force_moves_only_at_restarts(tmp_path):
