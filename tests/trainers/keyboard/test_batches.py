@@ -1,5 +1,6 @@
 """Packing: nothing is lost, nothing is mixed, shapes stay."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -71,3 +72,21 @@ def test_refusals():
         batches.pack_round([1], [], batch_size=4, max_examples=9, chunk_size=1, width=8)
     with pytest.raises(ValueError, match="batch_size and max_examples"):
         pack(data.clients(), batch_size=0)
+
+
+def test_parts_share_the_work_and_have_the_same_shapes():
+    clients = data.clients(3, sizes=(40, 1, 0, 9, 4, 2, 17, 8))
+    settings = {"batch_size": 4, "max_examples": 100, "chunk_size": 1, "width": data.WIDTH}
+    parts = batches.pack_parts(np.arange(8), clients, num_parts=3, num_clients=8, **settings)
+    assert len({tuple(np.shape(x) for x in jax.tree.leaves(part)) for part in parts}) == 1
+    ids = [part.cohort.ids[part.cohort.present] for part in parts]
+    assert sorted(np.concatenate(ids)) == list(range(8))
+    work = [int(part.cohort.data.count.sum()) for part in parts]
+    whole = batches.pack_round(np.arange(8), clients, num_clients=8, **settings)
+    assert sum(work) == int(whole.cohort.data.count.sum())
+    assert max(work) == 10  # the client with 40 examples, alone
+    # Other processes may need longer stores.
+    longer = batches.pack_parts(
+        np.arange(8), clients, num_parts=3, num_clients=8, largest=lambda n: 300, **settings
+    )
+    assert {part.store.live.shape[0] for part in longer} == {512}
