@@ -30,18 +30,26 @@ def both(tmp_path_factory):
         port = free.getsockname()[1]
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     command = [sys.executable, "-m", "tests.trainers.keyboard.two_processes"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, "env": env}
-    started = [subprocess.Popen([*command, str(i), str(port), str(folder)], **pipes) for i in range(2)]
+    logs = [folder / f"log{i}" for i in range(2)]
+    started = []
+    for i, log in enumerate(logs):
+        with open(log, "w", encoding="utf-8") as out:
+            started.append(
+                subprocess.Popen(
+                    [*command, str(i), str(port), str(folder)], stdout=out, stderr=out, cwd=ROOT, env=env
+                )
+            )
     try:
         session.train(toy.config(folder, "one", chunk_size=1))
         session.train(two_processes.noise_only(folder, "one_noise"))
-        outputs = [process.communicate(timeout=900) for process in started]
+        for process in started:
+            process.wait(timeout=900)
     finally:
         for process in started:
             process.kill()
-    for process, (_, err) in zip(started, outputs, strict=True):
-        assert process.returncode == 0, err[-3000:]
-    return folder, [out for out, _ in outputs]
+    outputs = [log.read_text(encoding="utf-8") for log in logs]
+    assert [process.returncode for process in started] == [0, 0], "\n\n".join(out[-2000:] for out in outputs)
+    return folder, outputs
 
 
 def state(config):

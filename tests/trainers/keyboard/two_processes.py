@@ -29,6 +29,7 @@ def main(process_id: int, port: int, folder: pathlib.Path) -> int:
     whole = ours(toy.config(folder, "two", chunk_size=1))
     if status := cli.main(["keyboard", *toy.argv(whole)]):
         return status
+    from trainers.common import processes
     from trainers.common.errors import InputError
     from trainers.keyboard import session
 
@@ -37,6 +38,7 @@ def main(process_id: int, port: int, folder: pathlib.Path) -> int:
     if process_id == 0:
         shutil.copytree(whole.run_dir, resumed.run_dir)
         shutil.rmtree(pathlib.Path(resumed.run_dir, "checkpoints", "6"))
+    processes.largest(0)  # the copy is there for both
     session.train(resumed)
     try:
         session.train(
