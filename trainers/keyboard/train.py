@@ -335,12 +335,11 @@ class Run:
     ) -> None:
         """Writes scores on held-out clients, and what the rounds so far have cost."""
         began = time.perf_counter()
-        scores = evaluate.evaluate(sharding.local_copy(state.round.params), examples, self.sizes)
+        params = sharding.local_copy(state.round.params)
+        scores = evaluate.evaluate(params, examples, self.sizes)
         spent = self.spent(t + 1)
         at = np.array([compose.THRESHOLD])
-        shown = compose.measure(state.round.params, examples[:COMPLETED_EXAMPLES], self.sizes, thresholds=at)[
-            0
-        ]
+        shown = compose.measure(params, examples[:COMPLETED_EXAMPLES], self.sizes, thresholds=at)[0]
         released.write(
             round=t,
             evaluation=scores._asdict(),

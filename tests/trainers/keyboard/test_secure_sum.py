@@ -15,7 +15,7 @@ from accounting import reporting
 from jaxpriv import cohort, keys, noise, secagg, sharding
 from tests.trainers.keyboard import data, toy
 from tests.trainers.keyboard.test_client import by_hand
-from tests.trainers.keyboard.test_round import CONFIG, ROUND, SERVER, flat, pack, params0
+from tests.trainers.keyboard.test_round import CONFIG, ROUND, SERVER, flat, pack, params0, spread
 from tests.trainers.keyboard.test_train import final_state, killed_after, one_line, run, same_run
 from trainers import cli
 from trainers.common import metrics
@@ -34,13 +34,13 @@ def secured(bits=20, **more):
 def one_round(config, batch, mechanism=None, key=7, mesh=None):
     state = rounds.init(config, params0(), SERVER, mechanism, jax.random.key(key))
     if mesh is not None:
-        state, batch = rounds.place(state, batch, mesh)
-    return compiled(config, mechanism)(state, batch)
+        state = sharding.replicate(state, mesh)
+    return compiled(config, mechanism, mesh)(state, batch)
 
 
 @functools.cache
-def compiled(config, mechanism):
-    return rounds.make_round(config, CONFIG, SERVER, mechanism)
+def compiled(config, mechanism, mesh):
+    return rounds.make_round(config, CONFIG, SERVER, mechanism, mesh)
 
 
 def test_the_number_of_parameters():
@@ -77,7 +77,7 @@ def test_layout_changes_rounding_only(layout):
         order = [3, 1, 7, 0, 2, 6, 5, 4]
         batch = pack([clients[i] for i in order], ids=order)
     else:
-        batch = pack(clients, chunk_size=8)
+        batch = spread(clients, mesh)
     state, _ = one_round(config, batch, mesh=mesh)
     if layout == "shuffled":
         np.testing.assert_array_equal(flat(state.params), flat(reference.params))  # integers have no order
