@@ -211,7 +211,7 @@ def _carry(columns):
 
 
 def categorical_residual(num_levels: int, num_members: int) -> float:
-    """Bounds the total variation distance of `categorical_by_level` from its exact law: a delta below 2^-100.
+    """Bounds the total variation distance of `categorical_by_level` from its exact law: below 2^-100.
 
     Half a unit of 2^-144 a member in the weights (over a total of at least 1, twice for the normalisation),
     and one unit of the 128-bit uniform at each boundary between levels.

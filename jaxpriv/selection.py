@@ -4,7 +4,7 @@ Both draw an outcome that a replaced sentence makes at most e^eps more or less l
 more than `sensitivity` (McSherry & Talwar 2007; McKenna & Sheldon 2020, arXiv:2010.12603: never worse in
 expectation). Neither adds Gumbel noise: its float32 values end 21 nats apart, and what is never drawn on one
 of two neighbours breaks pure eps. Utilities are integers, weights are exact to 2^-144, and 128 random bits
-decide each choice; `residual` states the total variation distance that is left, a delta below 2^-100.
+decide each choice; `residual` states the total variation distance that is left, below 2^-100.
 
 Real-valued utilities become integers a sentence at a time (`rounded`), before they are summed: then the sum's
 sensitivity is exactly the number of steps, which rounding a float sum would not keep.
@@ -176,7 +176,9 @@ def sample_with(
 
 
 def residual(num_candidates: int, *, max_score: int) -> float:
-    """Bounds the total variation distance between `sample` and its exact law: the delta of a release.
+    """Bounds the total variation distance between `sample` and its exact law.
+
+    The delta of a release is 1 + e^epsilon times this: both neighbours' laws are off by it.
 
     >>> residual(5000, max_score=2**15) < 2.0**-100
     True

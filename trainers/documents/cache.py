@@ -2,6 +2,7 @@
 
 A shard is one `.npz` written aside and renamed, holding digests of texts and their vectors; the index in
 memory is rebuilt by reading the digests. The folder's name carries the model, so a changed model starts anew.
+Vectors tell much of a text, which may be private: only the owner reads them.
 """
 
 import hashlib
@@ -55,9 +56,9 @@ class VectorCache:
             return
         name = f"{os.getpid():x}-{uuid.uuid4().hex[:12]}"
         keys = np.frombuffer(b"".join(_digest(t) for t in texts), np.uint8).reshape(len(texts), 16)
-        with files.atomic_write(self._folder / f"{name}.vectors.npy", "wb") as file:
+        with files.atomic_write(self._folder / f"{name}.vectors.npy", "wb", permissions=0o600) as file:
             np.save(file, vectors.astype(np.float32, copy=False))
-        with files.atomic_write(self._folder / f"{name}.keys.npy", "wb") as file:
+        with files.atomic_write(self._folder / f"{name}.keys.npy", "wb", permissions=0o600) as file:
             np.save(file, keys)
 
 

@@ -7,6 +7,7 @@ import hmac
 import json
 import os
 import pathlib
+import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,10 +16,22 @@ from trainers.common.errors import InputError
 
 
 class Entry(NamedTuple):
-    """One release of one document."""
+    """One release of one document.
+
+    sampler: how a candidate was drawn, "" where noise was added or nobody knows. insecure: its seed was public.
+    token: tells releases apart, so that a document's names can be united.
+    """
 
     epsilon: float
     method: str
+    sampler: str = ""
+    insecure: bool = False
+    token: str = ""
+
+
+def folded(text: str) -> str:
+    """A text as far as its sentences can tell: Unicode NFC, any run of white space one space."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 class Ledger:
@@ -29,32 +42,43 @@ class Ledger:
 
     def __init__(self, path: pathlib.Path):
         self.path = path
+        if path.is_dir():
+            raise InputError(f"ledger {path} is a folder; give a file")
         if path.is_file():
             try:
                 record = json.loads(path.read_text(encoding="utf-8"))
                 self._salt = bytes.fromhex(record["salt"])
-                self._spent = {k: [Entry(*e) for e in v] for k, v in record["spent"].items()}
-            except (ValueError, KeyError, TypeError) as error:
+                self._spent = {
+                    # Without a token nobody knows which releases two names share: all of them count.
+                    k: [
+                        e if e.token else e._replace(token=f"{k} {i}")
+                        for i, e in enumerate(Entry(*e) for e in v)
+                    ]
+                    for k, v in record["spent"].items()
+                }
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InputError(
                     f"ledger {path} is damaged ({error}): restore it, since without it nobody knows what was spent"
                 ) from error
         else:
             self._salt, self._spent = os.urandom(32), {}
 
-    def _names(self, document_id: str, text: str) -> tuple[str, str]:
+    def _names(self, document_id: str, text: str) -> tuple[str, ...]:
         def name(kind: str, value: str) -> str:
             data = f"{kind}\0{value}".encode("utf-8", "surrogatepass")
             return hmac.new(self._salt, data, hashlib.sha256).hexdigest()[:32]
 
-        return name("id", document_id), name("text", text)
+        return name("id", document_id), name("text", text), name("folded", folded(text))
 
     def spent(self, document_id: str, text: str) -> list[Entry]:
-        """Earlier releases of this document, under its id or its text: the longer list of the two."""
-        return max((self._spent.get(n, []) for n in self._names(document_id, text)), key=len)
+        """Earlier releases of this document, under its id, its text or both; each counts once."""
+        return list(
+            {e.token: e for n in self._names(document_id, text) for e in self._spent.get(n, [])}.values()
+        )
 
     def add(self, document_id: str, text: str, entry: Entry) -> None:
         """Counts one more release."""
-        before = self.spent(document_id, text)
+        before, entry = self.spent(document_id, text), entry._replace(token=os.urandom(8).hex())
         for name in self._names(document_id, text):
             self._spent[name] = [*before, entry]
 
@@ -69,6 +93,7 @@ class Ledger:
 @contextlib.contextmanager
 def opened(path: pathlib.Path) -> Iterator[Ledger]:
     """The ledger, held alone: a second release at the same time waits, so neither overlooks the other."""
+    path = path.resolve()  # a link is followed: one ledger has one lock, and is itself replaced
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(path.name + ".lock"), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -145,8 +145,8 @@ def comparison_statement(config: Config) -> accounting.PrivacyStatement:
         delta=0.0,
         simulation=config.insecure_noise_seed is not None,
         assumptions=(
-            "candidates are drawn with 128 random bits (a delta below 2^-100); methods that add noise assume real "
-            "arithmetic",
+            "candidates are drawn with 128 random bits (within 2^-100 of the exact law in total variation); methods "
+            "that add noise assume real arithmetic",
         ),
         notes=tuple(notes),
     )

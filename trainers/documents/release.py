@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 import pathlib
 import time
 from collections.abc import Sequence
@@ -52,23 +53,36 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
     )[name]
     with ledgers.opened(pathlib.Path(config.ledger or folder / "ledger.json")) as ledger:
         before = [ledger.spent(i, t) for i, t in zip(documents.ids, documents.texts)]
-        again = [i for i, entries in zip(documents.ids, before) if entries]
+        first: dict[str, str] = {}
+        for i, t, count in zip(documents.ids, documents.texts, encoded.counts):
+            if count:
+                first.setdefault(ledgers.folded(t), i)
+        again = [
+            i
+            for i, t, entries in zip(documents.ids, documents.texts, before)
+            if entries or first.get(ledgers.folded(t), i) != i  # the same text twice in this call
+        ]
         if again and not config.allow_repeats:
             raise InputError(
-                f"{len(again)} of {len(documents.ids)} documents were released before (first: {again[0]!r}); a second "
-                "release adds its epsilon to theirs: give --allow-repeats to spend it, or leave them out"
+                f"{len(again)} of {len(documents.ids)} documents were released before, or have the text of another "
+                f"one here (first: {again[0]!r}); a second release adds its "
+                "epsilon to theirs: give --allow-repeats to spend it, or leave them out"
             )
         key_rows = document_keys(config, documents.ids, [len(entries) for entries in before])
         released = release_all(method, encoded, key_rows, config.epsilon, variant)
         for i, t in zip(documents.ids, documents.texts):
-            ledger.add(i, t, ledgers.Entry(config.epsilon, name))
+            sampler = fitted.config.selection if method.draws else ""
+            ledger.add(
+                i, t, ledgers.Entry(config.epsilon, name, sampler, config.insecure_noise_seed is not None)
+            )
         after = [ledger.spent(i, t) for i, t in zip(documents.ids, documents.texts)]
         ledger.write()
         statement = state(config, fitted, method, encoded, after)
+        # The statement first: if a kill comes between, the one beside older embeddings says too much, not too little.
+        for ending, text in ((".privacy.json", statement.json()), (".privacy.md", statement.markdown())):
+            with files.atomic_write(output.with_name(output.name + ending)) as file:
+                file.write(text)
         write(output, encoded, released, fitted, method)
-    for ending, text in ((".privacy.json", statement.json()), (".privacy.md", statement.markdown())):
-        with files.atomic_write(output.with_name(output.name + ending)) as file:
-            file.write(text)
     return {
         "output": str(output),
         "method": name,
@@ -104,6 +118,10 @@ def release_all(
 def choice(fitted: store.Fitted, config: ReleaseConfig) -> tuple[str, str]:
     """Method and variant: those chosen at the fitted epsilon nearest to the one asked for (ratio)."""
     choices = fitted.choices
+    if not choices:
+        raise InputError(
+            f"{config.run_dir} was fitted with no method that releases; fit again with another --methods"
+        )
     if config.method != "best" and config.method not in choices:
         raise InputError(f"method {config.method!r} was not fitted; fitted are: {', '.join(choices)}")
     fitted_epsilons = next(iter(choices.values()))
@@ -144,9 +162,9 @@ def state(
         groups = {}
         for entry in most:
             groups[entry.epsilon] = groups.get(entry.epsilon, 0) + 1
-    exponential = fitted.config.selection == "exponential" and all(
-        e.method in ("deepcandidate", "deepcandidate_no_recoder", "bounded_sum") for e in most
-    )
+    # Of every release that this one adds to, not of this one alone.
+    exponential = all(e.sampler == "exponential" for e in most)
+    drawn = sum(bool(e.sampler) for e in most)
     mechanisms = [
         accounting.PureDP(
             epsilon=epsilon,
@@ -165,21 +183,37 @@ def state(
         f"two documents of {longest} sentences (the longest here) that differ in every one: epsilon {everywhere:g} "
         "for this release",
         f"a sentence is what the splitter {fitted.config.splitter!r} returns; their number k is public",
-        "a document of one sentence has the same depth everywhere and is drawn uniformly from the candidates; one of "
-        "no sentence says nothing about its text",
+        "a document of no sentence says nothing about its text",
     ]
+    if method.utility == "strict_depth":
+        notes.append(
+            "a document of one sentence has the same depth everywhere and is drawn uniformly from the candidates"
+        )
     delta = 0.0
-    if method.draws:
+    if drawn:
         steps = fitted.config.num_steps if method.utility == "bounded_sum" else 1
-        delta = len(most) * selection.residual(len(fitted.public.rows), max_score=max(1, steps * longest))
-        notes.append("delta is what 128 random bits a choice leave between the drawn law and the exact one")
+        distance = drawn * selection.residual(len(fitted.public.rows), max_score=max(1, steps * longest))
+        # Both neighbours' laws are off by the distance, the second one's multiplied by e^epsilon; twice, since
+        # composing may spend a delta of this size as well.
+        delta = 2 * distance * (1 + math.exp(min(total, 700.0)))
+        if delta >= 1:
+            delta = 0.0
+            notes.append(
+                f"the guarantee is of the exact law; what is drawn is within {distance:.3g} of it in total variation"
+            )
+        else:
+            notes.append(
+                "delta is what 128 random bits a choice leave between the drawn law and the exact one"
+            )
     assumptions = (
-        () if method.draws else ("assumes real arithmetic: float32 noise leaves gaps between its values",)
+        ()
+        if drawn == len(most)
+        else ("assumes real arithmetic: float32 noise leaves gaps between its values",)
     )
     return accounting.statement(
         mechanisms,
         delta=delta,
-        simulation=config.insecure_noise_seed is not None,
+        simulation=any(e.insecure for entries in after for e in entries),
         assumptions=assumptions,
         notes=tuple(notes),
     )

@@ -1,0 +1,106 @@
+"""What documents have spent, and the statement over several releases: no earlier release is lost."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from trainers.common.errors import InputError
+from trainers.documents import cache, ledger, release
+from trainers.documents.config import Config, ReleaseConfig
+from trainers.documents.ledger import Entry
+
+
+def spent(book, *document):
+    return [(e.epsilon, e.method) for e in book.spent(*document)]
+
+
+def test_an_id_and_a_text_that_were_apart_unite_what_they_spent(tmp_path):
+    book = ledger.Ledger(tmp_path / "ledger.json")
+    book.add("a", "one", Entry(30.0, "m"))
+    for _ in range(2):
+        book.add("b", "two", Entry(0.5, "m"))
+    book.add("a", "two", Entry(1.0, "m"))
+    book.write()
+    for one in (book, ledger.Ledger(tmp_path / "ledger.json")):
+        assert spent(one, "a", "two") == [(30.0, "m"), (0.5, "m"), (0.5, "m"), (1.0, "m")]
+        assert sum(e for e, _ in spent(one, "a", "one")) == 32.0
+        assert sum(e for e, _ in spent(one, "b", "two")) == 32.0
+
+
+def test_white_space_makes_no_new_text(tmp_path):
+    book = ledger.Ledger(tmp_path / "ledger.json")
+    book.add("a", "Caf\u00e9. Tea.", Entry(1.0, "m"))
+    assert spent(book, "b", "Cafe\u0301.\r\nTea.\n") == [(1.0, "m")]
+    assert not spent(book, "b", "Coffee. Tea.")
+
+
+def test_a_linked_ledger_is_written_where_the_link_leads(tmp_path):
+    (tmp_path / "shared").mkdir()
+    link, real = tmp_path / "link.json", tmp_path / "shared" / "ledger.json"
+    link.symlink_to(real)
+    with ledger.opened(link) as book:
+        book.add("a", "one", Entry(1.0, "m"))
+        book.write()
+    assert link.is_symlink()
+    assert spent(ledger.Ledger(real), "a", "one") == [(1.0, "m")]
+
+
+@pytest.mark.parametrize("text", ["[]", '{"salt": "00", "spent": []}', "{"])
+def test_a_damaged_ledger_is_refused(tmp_path, text):
+    (tmp_path / "ledger.json").write_text(text)
+    with pytest.raises(InputError, match="damaged"):
+        ledger.Ledger(tmp_path / "ledger.json")
+    with pytest.raises(InputError, match="folder"):
+        ledger.Ledger(tmp_path)
+
+
+def stated(entries, *, sampler="permute_and_flip", utility="bounded_sum", draws=True):
+    """The statement after `entries`, the last of which is this call's."""
+    fitted = SimpleNamespace(
+        config=dataclasses.replace(Config(), selection=sampler), public=SimpleNamespace(rows=np.arange(20))
+    )
+    config = ReleaseConfig(run_dir="", data="", output="", epsilon=entries[-1].epsilon)
+    method = SimpleNamespace(name="m", utility=utility, draws=draws)
+    documents = SimpleNamespace(ids=["a"], counts=np.array([3]))
+    return release.state(config, fitted, method, documents, [entries]).data
+
+
+def test_the_smaller_rho_of_the_exponential_mechanism_needs_it_in_every_release():
+    flips, exponential = (Entry(0.1, "bounded_sum", s) for s in ("permute_and_flip", "exponential"))
+    mixed = stated([flips] * 9 + [exponential], sampler="exponential")
+    assert mixed["rho"] == pytest.approx(10 * 0.1**2 / 2)
+    assert stated([exponential] * 10, sampler="exponential")["rho"] == pytest.approx(10 * 0.1**2 / 8)
+
+
+def test_earlier_noise_keeps_its_assumption_and_earlier_draws_their_delta():
+    noise, draw = Entry(5.0, "low_rank"), Entry(5.0, "bounded_sum", "permute_and_flip")
+    for entries, draws in (([noise, draw], True), ([draw, noise], False)):
+        found = stated(entries, draws=draws)
+        assert any("real arithmetic" in a for a in found["assumptions"])
+        assert found["delta"] > 0
+    assert not any("real arithmetic" in a for a in stated([draw])["assumptions"])
+
+
+def test_an_earlier_release_from_a_public_seed_is_no_guarantee():
+    assert stated([Entry(5.0, "m", "permute_and_flip", insecure=True), Entry(5.0, "m", "permute_and_flip")])[
+        "simulation"
+    ]
+
+
+def test_delta_grows_with_e_to_the_epsilon():
+    small, large = (stated([Entry(e, "m", "exponential")])["delta"] for e in (1.0, 30.0))
+    assert large / small == pytest.approx((1 + np.exp(30)) / (1 + np.exp(1)))
+    assert stated([Entry(300.0, "m", "exponential")])["delta"] == 0
+
+
+def test_only_depth_draws_uniformly_for_one_sentence():
+    entries = [Entry(5.0, "m", "exponential")]
+    for utility, said in (("strict_depth", True), ("bounded_sum", False)):
+        assert any("uniformly" in n for n in stated(entries, utility=utility)["notes"]) == said
+
+
+def test_cached_vectors_are_for_their_owner_only(tmp_path):
+    cache.VectorCache(tmp_path, 2).put(["a secret"], np.ones((1, 2), np.float32))
+    assert all(f.stat().st_mode & 0o077 == 0 for f in tmp_path.iterdir())
