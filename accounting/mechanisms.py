@@ -234,6 +234,11 @@ class DistributedDiscreteGaussian(_Correlated):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.adjacency == "add-remove":
+            raise ValueError(
+                "adjacency: a unit that is absent adds no share of the noise, so add-remove is not served; use "
+                "zero-out or replace-one, where its share stays"
+            )
         if self.restarts:
             raise ValueError(
                 "noise of the distributed discrete Gaussian is fresh every round: restarts must be ()"

@@ -51,6 +51,10 @@ ASSUMPTIONS = (
     "who takes part, and who reports first, does not depend on the content of devices",
     "each device respects the participation limits",
 )
+SHARES = (
+    "every reporting device adds its share of the noise, also in the neighbouring run; who knows some devices' shares "
+    "faces less noise"
+)
 DOCUMENT_COVERED = ("the released outputs and everything computed from them",)
 DOCUMENT_NOT_COVERED = (
     "which documents were released, their number and each one's number of sentences",
@@ -141,6 +145,7 @@ def statement(
         if federated
         else (DOCUMENT_COVERED, DOCUMENT_NOT_COVERED, DOCUMENT_ASSUMPTIONS)
     )
+    shares = [SHARES] if any(isinstance(m, DistributedDiscreteGaussian) for m in parts) else []
     words = ADJACENCY_WORDS.get(found.adjacency, "").format(unit=found.unit)
     data = {
         "schema": SCHEMA_NAME,
@@ -163,7 +168,7 @@ def statement(
         "deployment": None if deployment is None else dict(deployment),
         "covered": [*standing[0], *covered],
         "not_covered": [*standing[1], *not_covered],
-        "assumptions": [*standing[2], *assumptions, NO_AMPLIFICATION],
+        "assumptions": [*standing[2], *shares, *assumptions, NO_AMPLIFICATION],
         "notes": list(notes),
         "software": software(),
     }

@@ -244,6 +244,13 @@ def test_document_guarantees():
         accounting.document_epsilon(2.0, num_sentences=7, utility="depth")
 
 
+def test_an_absent_share_of_noise_is_not_served():
+    with pytest.raises(ValueError, match="share of the noise"):
+        discrete(adjacency="add-remove")
+    stated = accounting.statement(discrete(), delta=1e-6).data["assumptions"]
+    assert any("adds its share" in line for line in stated)
+
+
 def discrete(z=2.0, **more):
     return accounting.DistributedDiscreteGaussian(
         **{

@@ -144,11 +144,16 @@ def read_private(source: str) -> Documents:
 
 
 def encode(
-    documents: Documents, encoder: SentenceEncoder, *, splitter: str, classes: Sequence[str]
+    documents: Documents,
+    encoder: SentenceEncoder,
+    *,
+    splitter: str,
+    classes: Sequence[str],
+    keep: bool = True,
 ) -> Encoded:
-    """Splits and encodes documents; labels that are not in `classes` become -1."""
+    """Splits and encodes documents; labels that are not in `classes` become -1; with `keep` vectors may be cached."""
     split = [sentences.split(text, splitter=splitter) for text in documents.texts]
-    vectors = encoder.encode([s for one in split for s in one], show_progress=True)
+    vectors = encoder.encode([s for one in split for s in one], show_progress=True, keep=keep)
     index = {name: i for i, name in enumerate(classes)}
     return Encoded(
         documents.ids,

@@ -37,6 +37,9 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
     if output.is_dir() or not output.parent.is_dir():
         raise InputError(f"--output {output} cannot be written: give a file in a folder that exists")
     folder = pathlib.Path(config.run_dir)
+    place = pathlib.Path(config.ledger or folder / "ledger.json")
+    if output.resolve() == place.resolve():
+        raise InputError(f"--output {output} is the ledger of what was spent; give another file")
     fitted = store.load(folder)
     changed = {"devices": config.devices} | ({"selection": config.selection} if config.selection else {})
     fitted = fitted._replace(config=dataclasses.replace(fitted.config, **changed))
@@ -47,11 +50,17 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
         raise InputError(
             f"encoder {encoder.name} is not the one that {folder} was fitted with; use the same or fit again"
         )
-    encoded = data.encode(documents, encoder, splitter=fitted.config.splitter, classes=fitted.train.classes)
+    encoded = data.encode(
+        documents,
+        encoder,
+        splitter=fitted.config.splitter,
+        classes=fitted.train.classes,
+        keep=False,  # embeddings of private sentences tell of them: they stay in memory
+    )
     method = methods.build(
         dataclasses.replace(fitted.config, methods=(name,)), fitted.public, fitted.train, fitted.validation
     )[name]
-    with ledgers.opened(pathlib.Path(config.ledger or folder / "ledger.json")) as ledger:
+    with ledgers.opened(place) as ledger:
         before = [ledger.spent(i, t) for i, t in zip(documents.ids, documents.texts)]
         first: dict[str, str] = {}
         for i, t, count in zip(documents.ids, documents.texts, encoded.counts):
@@ -59,8 +68,9 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
                 first.setdefault(ledgers.folded(t), i)
         again = [
             i
-            for i, t, entries in zip(documents.ids, documents.texts, before)
-            if entries or first.get(ledgers.folded(t), i) != i  # the same text twice in this call
+            for i, t, count, entries in zip(documents.ids, documents.texts, encoded.counts, before)
+            # A document without sentences releases nothing of itself. The second: the same text twice in this call.
+            if count and (entries or first.get(ledgers.folded(t), i) != i)
         ]
         if again and not config.allow_repeats:
             raise InputError(

@@ -137,6 +137,11 @@ def _secure(config: Config, dimension: int | None, noise_multiplier: float) -> s
             "--secure-aggregation distributed adds fresh noise every round on the clients: it takes --mechanism "
             f"independent and --clip fixed, got {config.mechanism} and {config.clip}"
         )
+    if distributed and config.adjacency == "add-remove":
+        raise InputError(
+            "--secure-aggregation distributed: a device that is absent adds no share of the noise, which --adjacency "
+            "add-remove cannot count; use zero-out or replace-one"
+        )
     if dimension is None:
         raise ValueError("secure aggregation needs the model's dimension")
     try:

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import pathlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -76,7 +76,9 @@ def _require_one_process(config: Config) -> None:
         )
 
 
-def make_runs(config: Config, data: corpus.Corpus, first_stage: pretrain.Start | None) -> dict[str, Run]:
+def make_runs(
+    config: Config, data: corpus.Corpus, first_stage: pretrain.Start | None, notes: Sequence[str] = ()
+) -> dict[str, Run]:
     """The run, under "", and the comparison beside it where it is asked for; refuses what cannot be served."""
     folder = pathlib.Path(config.run_dir)
     configs = {"": config}
@@ -84,7 +86,7 @@ def make_runs(config: Config, data: corpus.Corpus, first_stage: pretrain.Start |
         configs[NO_NOISE] = dataclasses.replace(
             config, mechanism="none", secure_aggregation="none", run_dir=str(folder / NO_NOISE)
         )
-    return {name: Run(each, data, folder / name, first_stage) for name, each in configs.items()}
+    return {name: Run(each, data, folder / name, first_stage, notes) for name, each in configs.items()}
 
 
 def pretrain_into(
@@ -263,9 +265,16 @@ def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
     return result, f"{shown}\n{NOT_COVERED}"
 
 
-def model_of(run: files.PathLike) -> tuple[pathlib.Path, pathlib.Path, Config]:
-    """The run's folder, the folder of its model (that of the last stage, where it has stages), and its settings."""
+def model_of(run: files.PathLike, *, stage_alone: bool = False) -> tuple[pathlib.Path, pathlib.Path, Config]:
+    """The run's folder, the folder of its model (that of the last stage, where it has stages), and its settings.
+
+    Raises:
+      InputError: it is no run; or one stage of a run, whose cost alone says too little, unless `stage_alone`.
+    """
     folder = run_dir.require(run)
+    around = folder.resolve().parent
+    if not stage_alone and (record.read_stages(around) or []).count(folder.resolve().name):
+        raise InputError(f"{folder} is one stage of the run in {around}; give that folder, which states both")
     stages = record.read_stages(folder)
     inside = folder if stages is None else run_dir.require(folder / stages[-1])
     return folder, inside, _saved_config(inside)
@@ -290,7 +299,7 @@ def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
         raise InputError("--runs needs at least one run folder")
     runs, rows, ngrams = {}, [], []
     for name in config.runs:
-        whole, folder, settings = model_of(name)
+        whole, folder, settings = model_of(name, stage_alone=True)
         saved = dataclasses.asdict(settings)
         scored = [r for r in metrics.read(folder / "metrics.jsonl") if "evaluation" in r]
         if not scored:

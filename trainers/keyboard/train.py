@@ -18,6 +18,7 @@ import dataclasses
 import pathlib
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -76,6 +77,7 @@ class Run:
         data: corpus.Corpus,
         folder: pathlib.Path,
         first_stage: pretrain.Start | None = None,
+        notes: Sequence[str] = (),
     ):
         self.config, self.data, self.folder = config, data, folder
         self.sizes = model_sizes(config, data.vocabulary)
@@ -86,7 +88,7 @@ class Run:
             population=data.num_clients,
             vocabulary_origin=data.vocabulary.origin,
             dimension=self.dimension,
-            notes=[] if first_stage is None else [first_stage.note],
+            notes=[*notes, *([] if first_stage is None else [first_stage.note])],
         )
         self.server = server_optimizer(config)
         self.mesh = _mesh(config.devices)
@@ -163,6 +165,11 @@ class Run:
         with processes.together():
             if resuming:
                 first, state = self.resume()
+            elif processes.is_first() and self.has_released():
+                raise InputError(
+                    f"{folder} has released rounds but no config.json; they stay released: account for them, and "
+                    "start a new run with another --run-dir"
+                )
             elif processes.is_first():
                 self.data.vocabulary.save(folder / "vocabulary.json")
                 record.write_mechanism(folder, self.plan.record)
@@ -174,6 +181,11 @@ class Run:
         if self.mesh is not None:
             state = state._replace(round=sharding.replicate(state.round, self.mesh))
         return int(first), state
+
+    def has_released(self) -> bool:
+        """Whether the folder's log holds a round already."""
+        log = self.folder / record.PARTICIPATION_FILE
+        return log.exists() and log.stat().st_size > 0
 
     def save(self, done: int, state: State) -> None:
         """Writes the checkpoint after `done` rounds; processes call it in step."""

@@ -20,6 +20,11 @@ from trainers.keyboard import corpus, pretrain, session
 from trainers.keyboard.config import Config
 
 STAGES = ("stage1", "stage2")
+FIRST = "first of two stages over the same devices: the cost of both is stated in the folder above"
+SECOND = (
+    "second of two stages over the same devices, with a clip norm that the first released: what is stated here leaves "
+    "the first out, and the cost of both is stated in the folder above"
+)
 
 
 def train(
@@ -28,10 +33,15 @@ def train(
     """Trains both stages, or goes on in the one that was killed; returns the JSON result and the closing text."""
     folder = pathlib.Path(config.run_dir)
     search, proper = configs(config)
-    runs = session.make_runs(search, data, first_stage)
-    session.make_runs(proper, data, first_stage)  # refuses before anything is written
+    runs = session.make_runs(search, data, first_stage, notes=(FIRST,))
+    session.make_runs(proper, data, first_stage, notes=(SECOND,))  # refuses before anything is written
     if not config.resume:
         run_dir.create(folder)
+    elif (folder / record.MECHANISM_FILE).exists() or (
+        (folder / "config.json").exists() and record.read_stages(folder) != list(STAGES)
+    ):
+        # Stages added to it would spend on the same devices, and its own statement would not count them.
+        raise InputError(f"{folder} is not a run in two stages; choose another --run-dir")
     session.pretrain_into(folder, config, data, first_stage, runs)
     if not (folder / "config.json").exists():
         record.write_stages(folder, STAGES)
@@ -40,7 +50,7 @@ def train(
     _, searched = session.train_runs(search, runs, baseline)
     norm = clip_norm(folder / STAGES[0])
     proper = dataclasses.replace(proper, clip_norm=norm)
-    again = session.make_runs(proper, data, first_stage)
+    again = session.make_runs(proper, data, first_stage, notes=(SECOND,))
     for run in again.values():
         run.initial = runs[""].initial
     result, text = session.train_runs(proper, again, baseline)

@@ -18,7 +18,8 @@ from tests.trainers.keyboard.test_train import same_run
 from trainers.common import metrics
 from trainers.common.errors import InputError
 from trainers.keyboard import config as settings
-from trainers.keyboard import session, train, two_stage
+from trainers.keyboard import corpus, session, train, two_stage
+from trainers.keyboard import released as exported
 
 
 def config(folder: pathlib.Path, run: str = "run", **changes):
@@ -156,6 +157,28 @@ def test_a_resume_refuses_another_search(whole):
     for changes in ({"clip_search_rounds": 5}, {"clip_quantile": 0.6}, {"report_goal": 5}):
         with pytest.raises(InputError, match="began with other settings"):
             session.train(config(folder.parent, resume=True, **changes))
+
+
+def test_stages_are_never_added_to_another_run(tmp_path):
+    plain = config(tmp_path, clip="fixed")
+    session.train(plain)
+    before = sorted(p.name for p in pathlib.Path(plain.run_dir).iterdir())
+    with pytest.raises(InputError, match="not a run in two stages"):
+        session.train(config(tmp_path, resume=True))
+    assert sorted(p.name for p in pathlib.Path(plain.run_dir).iterdir()) == before
+    (pathlib.Path(plain.run_dir) / "config.json").unlink()
+    with pytest.raises(InputError):
+        session.train(config(tmp_path, resume=True))
+    with pytest.raises(InputError, match="has released rounds"):
+        train.Run(plain, corpus.load(plain), pathlib.Path(plain.run_dir)).begin()
+
+
+def test_a_stage_says_that_it_is_one_and_is_not_exported_alone(whole, tmp_path):
+    folder = pathlib.Path(whole[0].run_dir)
+    assert "leaves the first out" in (folder / "stage2" / "privacy.md").read_text()
+    with pytest.raises(InputError, match="one stage of the run"):
+        exported.export(folder / "stage2", tmp_path / "m.safetensors")
+    assert exported.load(folder).statement["rho"] == json.loads((folder / "privacy.json").read_text())["rho"]
 
 
 @pytest.mark.parametrize(
