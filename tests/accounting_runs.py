@@ -1,6 +1,11 @@
-"""Small run folders for the tests of `accounting.report`."""
+"""Small run folders for the tests of `accounting.report`, and what a valid statement is."""
+
+import json
+
+import jsonschema
 
 import accounting
+from accounting.statement_schema import SCHEMA
 
 
 def facts(**more):
@@ -34,3 +39,11 @@ def write(folder, run, rounds=12, devices=schedule):
         log.append(t, devices(t))
     log.close()
     return folder
+
+
+def valid(statement):
+    """A statement's data as its JSON gives them; fails where the schema does not hold."""
+    data = json.loads(statement.json())
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(data, SCHEMA)
+    return data

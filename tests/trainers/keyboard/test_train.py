@@ -1,7 +1,6 @@
 """A whole run: what it leaves, that it can be killed anywhere, what it refuses."""
 
 import contextlib
-import functools
 import json
 import os
 import pathlib
@@ -380,61 +379,6 @@ def test_the_servers_rate_falls_over_the_last_rounds(tmp_path):
     np.testing.assert_allclose(rates, [1, 1, 1, 0.75, 0.5, 0.25])
 
 
-def test_abandoned_rounds_and_late_devices_keep_the_limits(tmp_path):
-    config = toy.config(tmp_path, drop_out=0.3, over_selection=0.5, min_separation=2, report_goal=3, rounds=8)
-    run(config)
-    statement = reporting.report(config.run_dir).data
-    assert statement["observed"]["num_rounds"] == 8
-    assert statement["observed"]["min_separation"] >= 2
-    lines = metrics.read(tmp_path / "run" / "participation.jsonl")
-    assert all(len(line["devices"]) == 3 for line in lines)
-    assert any(line.get("failed") for line in lines)
-
-
-def drawing(folder, **changes):
-    """A run that draws cohorts and trains nothing."""
-    config = toy.config(folder, **changes)
-    made = Run(config, corpus.load(config), folder / "run")
-    return made, made.start()
-
-
-def test_jitter_lengthens_waits_and_leaves_the_default_separation_room(tmp_path):
-    made, state = drawing(tmp_path, timer_jitter=2, rounds=12)
-    assert made.plan.min_separation == 24 // 4 - 2
-    times = {}
-    for t in range(12):
-        state, reporters, _ = made.next_cohort(state, t)
-        for device in reporters:
-            times.setdefault(device, []).append(t)
-    gaps = np.concatenate([np.diff(rounds) for rounds in times.values()])
-    assert gaps.min() >= 4
-    assert len(np.unique(gaps)) > 1
-    ready = np.asarray(state.devices.ready)
-    last = np.asarray(state.devices.last)
-    assert set((ready - last)[last >= 0]) == {4, 5, 6}
-
-
-def test_a_round_that_no_retry_can_fill_stops_at_once(tmp_path):
-    # Every report is lost: four downloads an attempt, until fewer than four of the 24 devices are free.
-    made, state = drawing(tmp_path, drop_out=1 - 1e-9)
-    with pytest.raises(
-        InputError, match=r"round 1 can never be filled: 0 devices .* 24 wait .*--min-separation"
-    ):
-        made.next_cohort(state, 0)
-    # Enough are free, and never there at once: it gives up in the end, and says so.
-    made, state = drawing(tmp_path, availability="diurnal", report_goal=20, min_separation=1)
-    made._select = functools.partial(_nobody, made._select)
-    with pytest.raises(InputError, match=r"24 devices are free"):
-        made.next_cohort(state, 0)
-
-
-def _nobody(select, key, devices, t, attempt):
-    """As at an hour when no device can be reached."""
-    _, cohort = select(key, devices, t, attempt)
-    none = jax.numpy.zeros_like(cohort.reports)
-    return devices, cohort._replace(is_chosen=none, reports=none, released=jax.numpy.bool_(False))
-
-
 def test_the_clip_norm_in_force_moves_only_at_restarts(tmp_path):
     config = toy.config(
         tmp_path,
@@ -507,50 +451,11 @@ def test_a_trained_run_is_scored_on_another_population(whole, tmp_path, capsys):
     )
 
 
-def test_an_empty_data_file_is_named(tmp_path, capsys):
-    (tmp_path / "nothing.jsonl").touch()
-    config = toy.config(tmp_path, data=str(tmp_path / "nothing.jsonl"))
-    assert cli.main(["keyboard", *toy.argv(config)]) == 2
-    assert "nothing.jsonl is empty" in one_line(capsys)
-
-
-def test_a_timer_goes_on_after_a_resume(tmp_path):
-    """A device of round 8, saved at round 10 with separation 5, is not eligible before round 13 (AC22)."""
-    options = {"report_goal": 1, "num_chosen": 1, "available": 1.0, "drop_out": 0.0}
-    options |= {"min_separation": 5, "max_participations": 9}
-    select = jax.jit(train.participation.select, static_argnames=("report_goal", "num_chosen"))
-    state, cohort = select(jax.random.key(0), train.participation.init(1), 8, **options)
-    assert bool(cohort.released)
-    checkpoint.save(tmp_path, 10, state, facts={})
-    state = checkpoint.load(tmp_path, 10, train.participation.init(1))
-    released = [bool(select(jax.random.key(t), state, t, **options)[1].released) for t in range(9, 15)]
-    assert released == [False, False, False, False, True, True]
-
-
-def test_columns_of_other_names_can_be_given(tmp_path, capsys):
-    config = toy.config(tmp_path)
-    renamed = (
-        (tmp_path / "clients.jsonl").read_text().replace('"client_id"', '"user"').replace('"text"', '"said"')
-    )
-    (tmp_path / "other.jsonl").write_text(renamed)
-    other = toy.config(tmp_path, data=str(tmp_path / "other.jsonl"))
-    assert cli.main(["keyboard", *toy.argv(other)]) == 2
-    assert "--client-field" in one_line(capsys)
-    given = toy.config(tmp_path, data=str(tmp_path / "other.jsonl"), client_field="user", text_field="said")
-    assert corpus.load(given).digests == corpus.load(config).digests
-
-
 def test_the_config_of_something_else_is_refused(tmp_path, capsys):
     for content in ("{}", "[]", "null", '{"surprise": 1}'):
         (tmp_path / "config.json").write_text(content)
         assert cli.main(["keyboard", "evaluate", "--run-dir", str(tmp_path)]) == 2
         assert "config.json" in one_line(capsys)
-
-
-def test_clients_text_is_not_taken_as_public(tmp_path, capsys):
-    config = toy.config(tmp_path, public=str(tmp_path / "clients.jsonl"), vocabulary="public")
-    assert cli.main(["keyboard", *toy.argv(config)]) == 2
-    assert "clients' own data" in one_line(capsys)
 
 
 def test_runs_are_drawn_beside_each_other(whole, tmp_path, capsys):
