@@ -14,26 +14,15 @@ import warnings
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from trainers.common import files, metrics
 from trainers.common.errors import InputError
+from trainers.common.host_arrays import from_host, is_key, to_host
 
 T = TypeVar("T")
 ARRAYS, FACTS, DIGESTS = "arrays", "facts.json", "digests.json"
-
-
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _to_host(leaf: Any) -> np.ndarray:
-    """A copy on the host, so that later donation of the buffer cannot reach what is being written."""
-    if _is_key(leaf):
-        leaf = jax.random.key_data(leaf)
-    return np.array(leaf, copy=True)
 
 
 def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
@@ -92,7 +81,7 @@ def save(folder: files.PathLike, step: int, tree: Any, *, facts: dict[str, Any],
         for left_over in root.glob(".aside-*"):
             shutil.rmtree(left_over, ignore_errors=True)
         aside.mkdir(mode=0o700)
-    ocp.save(str(aside / ARRAYS), {_file_name(name): _to_host(leaf) for name, leaf in _named_leaves(tree)})
+    ocp.save(str(aside / ARRAYS), {_file_name(name): to_host(leaf) for name, leaf in _named_leaves(tree)})
     if not first:
         return
     with files.atomic_write(aside / FACTS) as file:
@@ -149,17 +138,12 @@ def load(folder: files.PathLike, step: int, like: T, *, under: str = "") -> T:
     leaves = []
     for name, leaf in expected.items():
         value = np.asarray(arrays[name])
-        is_key = _is_key(leaf)
-        template = jax.random.key_data(leaf) if is_key else leaf
+        template = jax.random.key_data(leaf) if is_key(leaf) else leaf
         shape, dtype = np.shape(template), np.asarray(template).dtype
         if value.shape != shape or value.dtype != dtype:
             raise InputError(
                 f"checkpoint {place}: {name} is {value.dtype}{list(value.shape)}, "
                 f"this run needs {dtype}{list(shape)}"
             )
-        if is_key:
-            value = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(leaf))
-        elif isinstance(leaf, jax.Array):
-            value = jnp.asarray(value)
-        leaves.append(value)
+        leaves.append(from_host(value, leaf))
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)

@@ -7,14 +7,14 @@ to the others, and each adds the part of its own clients.
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
 from trainers.common.errors import InputError
+from trainers.common.host_arrays import from_host, to_host
 
 T = TypeVar("T")
 
@@ -73,18 +73,14 @@ def from_first(tree: T) -> T:
     if jax.process_count() == 1:
         return tree
     leaves, structure = jax.tree.flatten(tree)
-    hosts = [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in leaves]
+    hosts = [to_host(x) for x in leaves]
     own = np.frombuffer(b"".join(x.tobytes() for x in hosts), np.uint8)
     sent = np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes()
     out, at = [], 0
     for leaf, host in zip(leaves, hosts, strict=True):
         value = np.frombuffer(sent, host.dtype, host.size, at).reshape(host.shape)
         at += host.nbytes
-        if _is_key(leaf):
-            value = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(leaf))
-        elif isinstance(leaf, jax.Array):
-            value = jnp.asarray(value)
-        out.append(value)
+        out.append(from_host(value, leaf))
     return jax.tree.unflatten(structure, out)
 
 
@@ -101,7 +97,3 @@ def together() -> Iterator[None]:
         raise problem
     if stopped:
         raise InputError("another process of this run stopped; its message says why")
-
-
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.trainers.keyboard import toy, two_processes
-from trainers.common import checkpoint, processes
+from trainers.common import checkpoint, host_arrays, processes
 from trainers.common.errors import InputError
 from trainers.keyboard import corpus, session
 from trainers.keyboard.train import Run
@@ -57,8 +57,7 @@ def state(config):
     made = Run(config, corpus.load(config), pathlib.Path(config.run_dir))
     tree = checkpoint.load(made.checkpoints, config.rounds, made.start())
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    plain = lambda x: jax.random.key_data(x) if processes._is_key(x) else x
-    return {jax.tree_util.keystr(path): np.asarray(plain(leaf)) for path, leaf in leaves}
+    return {jax.tree_util.keystr(path): host_arrays.to_host(leaf) for path, leaf in leaves}
 
 
 def test_two_processes_give_the_result_of_one(both):
