@@ -88,7 +88,7 @@ def parse_release(argv: Sequence[str], prog: str) -> ReleaseConfig:
 
 def evaluate(config: Config) -> tuple[dict[str, Any], str]:
     """Runs the evaluation and returns its JSON and its report."""
-    from trainers.common import files, manifest, metrics
+    from trainers.common import files, manifest, metrics, statements
     from trainers.documents import evaluate as measure
     from trainers.documents import pictures, preparation, public
 
@@ -113,7 +113,7 @@ def evaluate(config: Config) -> tuple[dict[str, Any], str]:
     report = measure.write_report(folder, result, facts)
     pictures.draw(folder, result)
     statement = preparation.comparison_statement(config)
-    preparation.write_statement(folder, statement)
+    statements.write(statement, folder / "privacy")
     result |= {
         "run_dir": str(folder),
         "documents": facts["documents"],

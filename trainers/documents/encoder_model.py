@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from trainers.common import tensors
 from trainers.common.errors import InputError
 
 ARCHITECTURES = {"bert": ("BertModel", "BertForMaskedLM"), "mpnet": ("MPNetModel", "MPNetForMaskedLM")}
@@ -202,22 +203,19 @@ def load(folder: pathlib.Path) -> Encoder:
     Raises:
       InputError: `model.safetensors` is missing or lacks a tensor, named in the message.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     config = read_config(folder)
     path = folder / "model.safetensors"
     if not path.is_file():
         raise InputError(f"encoder folder {folder} holds no model.safetensors; save the model in that format")
     try:
-        tensors = {
+        weights = {
             k.removeprefix("bert.").removeprefix("mpnet."): v.astype(np.float32)
-            for k, v in load_file(path).items()
+            for k, v in tensors.read(path)[0].items()
         }
-    except (SafetensorError, OSError) as error:
+    except ValueError as error:
         raise InputError(f"{path} cannot be read: {error}; fetch the model again") from error
     try:
-        weights = _arrange(tensors, config)
+        weights = _arrange(weights, config)
     except KeyError as error:
         raise InputError(
             f"{path} lacks the tensor {error.args[0]!r}; it is not an encoder of the type that its config names"

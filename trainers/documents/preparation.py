@@ -150,10 +150,3 @@ def comparison_statement(config: Config) -> accounting.PrivacyStatement:
         ),
         notes=tuple(notes),
     )
-
-
-def write_statement(folder: pathlib.Path, statement: accounting.PrivacyStatement) -> None:
-    """`privacy.json` and `privacy.md`."""
-    for name, text in (("privacy.json", statement.json()), ("privacy.md", statement.markdown())):
-        with files.atomic_write(folder / name) as file:
-            file.write(text)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 import accounting
 from jaxpriv import keys, selection
-from trainers.common import entropy, files
+from trainers.common import entropy, files, statements
 from trainers.common.errors import InputError
 from trainers.documents import data, methods, preparation, store
 from trainers.documents import ledger as ledgers
@@ -89,9 +89,7 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
         ledger.write()
         statement = state(config, fitted, method, encoded, after)
         # The statement first: if a kill comes between, the one beside older embeddings says too much, not too little.
-        for ending, text in ((".privacy.json", statement.json()), (".privacy.md", statement.markdown())):
-            with files.atomic_write(output.with_name(output.name + ending)) as file:
-                file.write(text)
+        statements.write(statement, output.with_name(output.name + ".privacy"))
         write(output, encoded, released, fitted, method)
     return {
         "output": str(output),

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from trainers.common import checkpoint, files, manifest, metrics, plots, progress, run_dir
+from trainers.common import checkpoint, files, manifest, metrics, plots, progress, run_dir, tensors
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
 from trainers.keyboard import corpus, evaluate, model
@@ -259,27 +259,20 @@ def read_model(where: str, vocabulary: Vocabulary, sizes: ModelConfig) -> Start:
 
 
 def _save(path: pathlib.Path, params: Params, facts: dict[str, Any]) -> None:
-    from safetensors.numpy import save
-
     about = {FORMAT: json.dumps(metrics.plain(facts), sort_keys=True)}  # one entry: their order is random
-    with files.atomic_write(path, "wb") as file:
-        file.write(save({name: np.asarray(value) for name, value in params.items()}, metadata=about))
+    tensors.write(path, {name: np.asarray(value) for name, value in params.items()}, about)
 
 
 def _load(path: pathlib.Path) -> tuple[Params, dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, "numpy") as file:
-            about = file.metadata() or {}
-            if FORMAT not in about:
-                raise InputError(
-                    f"{path} does not say that public text alone made it; give the model of a pretraining stage"
-                )
-            params = {name: jnp.asarray(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, OSError) as error:
+        arrays, about = tensors.read(path)
+    except ValueError as error:
         raise InputError(f"{path} cannot be read as safetensors ({error}); make it again") from None
-    return params, json.loads(about[FORMAT])
+    if FORMAT not in about:
+        raise InputError(
+            f"{path} does not say that public text alone made it; give the model of a pretraining stage"
+        )
+    return {name: jnp.asarray(value) for name, value in arrays.items()}, json.loads(about[FORMAT])
 
 
 def _require_same(saved: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> None:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from accounting import reporting
-from trainers.common import checkpoint, files, run_dir
+from accounting import PrivacyStatement, reporting
+from trainers.common import files, run_dir, statements, tensors
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
 from trainers.keyboard import model
@@ -45,23 +45,17 @@ def load(source: files.PathLike) -> Released:
 
 
 def _from_run(path: pathlib.Path) -> Released:
-    from trainers.keyboard import session  # it reads run folders of every kind, and uses this module
+    from trainers.keyboard import (
+        session,  # its runs measure completions, which are made of this module's models
+    )
 
-    whole, folder, config = session.model_of(path)
-    at = checkpoint.latest(folder / "checkpoints")
-    if not at:
-        raise InputError(f"{folder} has no checkpoint of a finished round yet; train it first")
-    vocabulary = Vocabulary.load(folder / "vocabulary.json")
-    sizes = session.model_sizes(config, vocabulary)
-    template = model.init_params(sizes, seed=config.seed)
-    params = checkpoint.load(folder / "checkpoints", at, template, under=".round.params")
-    return Released(params, sizes, vocabulary, json.loads(reporting.report(whole).json()), at)
+    found = session.trained(path)
+    statement = dict(reporting.report(found.run).data)
+    return Released(found.params, found.sizes, found.vocabulary, statement, found.rounds)
 
 
 def save(path: files.PathLike, released: Released) -> None:
     """Writes the file, whole or not at all."""
-    from safetensors.numpy import save as to_bytes
-
     metadata = {
         "format": FORMAT,
         "sizes": json.dumps(dataclasses.asdict(released.sizes)),
@@ -72,18 +66,13 @@ def save(path: files.PathLike, released: Released) -> None:
     }
     arrays = {name: np.asarray(value) for name, value in released.params.items()}
     metadata["digest"] = _digest(arrays, metadata)
-    with files.atomic_write(path, "wb") as file:
-        file.write(to_bytes(arrays, metadata=metadata))
+    tensors.write(path, arrays, metadata)
 
 
 def _from_file(path: pathlib.Path) -> Released:
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, OSError, ValueError, OverflowError) as error:
+        arrays, metadata = tensors.read(path)
+    except ValueError as error:
         raise InputError(f"{path} is not a whole safetensors file ({error}); export it again") from None
     if metadata.get("format") != FORMAT:
         raise InputError(f"{path} is not a keyboard model ({FORMAT}); make one with keyboard export")
@@ -127,10 +116,6 @@ def export(source: files.PathLike, output: files.PathLike) -> Released:
     if target.exists():
         raise InputError(f"{output} exists already; choose another --output")
     released = load(folder)
-    statement = reporting.report(folder)
-    with files.atomic_write(target.with_suffix(".privacy.json")) as file:
-        file.write(statement.json())
-    with files.atomic_write(target.with_suffix(".privacy.md")) as file:
-        file.write(statement.markdown())
+    statements.write(PrivacyStatement(released.statement), target.with_suffix(".privacy"))
     save(target, released)
     return released

@@ -6,12 +6,12 @@ import json
 import pathlib
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from accounting import PrivacyStatement, record, reporting
-from trainers.common import checkpoint, files, metrics, processes, run_dir
+from trainers.common import checkpoint, files, metrics, processes, run_dir, statements
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
 from trainers.keyboard import corpus, model, ngram, pictures, pretrain
@@ -190,10 +190,7 @@ def _result(
 def write_statement(folder: pathlib.Path) -> PrivacyStatement:
     """Writes privacy.json and privacy.md from the run's own record, and returns what they say."""
     statement = reporting.report(folder)
-    with files.atomic_write(folder / "privacy.json") as file:
-        file.write(statement.json())
-    with files.atomic_write(folder / "privacy.md") as file:
-        file.write(statement.markdown())
+    statements.write(statement, folder / "privacy")
     return statement
 
 
@@ -242,27 +239,50 @@ def ngram_scores(data: corpus.Corpus, folder: pathlib.Path) -> dict[str, float]:
 
 def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
     """Scores the newest checkpoint of a run on its test clients, or on those of another file."""
-    whole, folder, trained = model_of(config.run_dir)
-    vocabulary = Vocabulary.load(folder / "vocabulary.json")
+    found = trained(config.run_dir)
     examples = (
-        corpus.test_examples(config.data, vocabulary, trained) if config.data else corpus.load(trained).test
+        corpus.test_examples(config.data, found.vocabulary, found.config)
+        if config.data
+        else corpus.load(found.config).test
     )
+    scores = scoring.evaluate(found.params, examples, found.sizes)
+    baseline = None
+    if not config.data and (found.run / "ngram.json").exists():
+        baseline = json.loads((found.run / "ngram.json").read_text(encoding="utf-8"))
+    result = _result(found.config, found.run, scores, baseline, reporting.report(found.run), None)
+    label = f"{_label(found.config)}, round {found.rounds} of {found.config.rounds}"
+    return result, f"{table({label: scores._asdict()})}\n{NOT_COVERED}"
+
+
+class Trained(NamedTuple):
+    """The model of a run folder. run: the folder. config: what made it. rounds: released before it."""
+
+    run: pathlib.Path
+    config: Config
+    vocabulary: Vocabulary
+    sizes: model.ModelConfig
+    params: model.Params
+    rounds: int
+
+
+def trained(run: files.PathLike) -> Trained:
+    """The newest whole checkpoint's model.
+
+    Raises:
+      InputError: it is no run, one stage of one, or has no trained model yet.
+    """
+    whole, folder, config = model_of(run)
+    vocabulary = Vocabulary.load(folder / "vocabulary.json")
     checkpoints = folder / "checkpoints"
     at = checkpoint.latest(checkpoints)
     if at is None:
         raise InputError(f"{folder} has no whole checkpoint; train it first")
     if at == 0:
         raise InputError(f"{folder} was stopped before its first round was saved; go on with train --resume")
-    sizes = model_sizes(trained, vocabulary)
-    template = model.init_params(sizes, seed=trained.seed)
+    sizes = model_sizes(config, vocabulary)
+    template = model.init_params(sizes, seed=config.seed)
     params = checkpoint.load(checkpoints, at, template, under=".round.params")
-    scores = scoring.evaluate(params, examples, sizes)
-    baseline = None
-    if not config.data and (whole / "ngram.json").exists():
-        baseline = json.loads((whole / "ngram.json").read_text(encoding="utf-8"))
-    result = _result(trained, whole, scores, baseline, reporting.report(whole), None)
-    shown = table({f"{_label(trained)}, round {at} of {trained.rounds}": scores._asdict()})
-    return result, f"{shown}\n{NOT_COVERED}"
+    return Trained(whole, config, vocabulary, sizes, params, at)
 
 
 def model_of(run: files.PathLike, *, stage_alone: bool = False) -> tuple[pathlib.Path, pathlib.Path, Config]:
