@@ -51,6 +51,12 @@ class Encoded(NamedTuple):
             np.float32
         )
 
+    def sums(self, rows: np.ndarray) -> np.ndarray:
+        """Sum of `rows` [sentences, columns] over each document's sentences, in int64 or float64."""
+        wide = np.int64 if rows.dtype.kind in "iu" else np.float64
+        running = np.concatenate([np.zeros((1, rows.shape[1]), wide), np.cumsum(rows, 0, dtype=wide)])
+        return running[self.offsets[1:]] - running[self.offsets[:-1]]
+
     def with_vectors(self, vectors: np.ndarray) -> "Encoded":
         """The same documents with their sentences mapped elsewhere."""
         return self._replace(vectors=vectors)

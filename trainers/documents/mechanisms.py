@@ -98,8 +98,7 @@ def vote_scores(documents: Encoded, votes: np.ndarray, labels: np.ndarray, *, nu
       votes: of each sentence for each class, from 0 to 1. labels: of the candidates.
     """
     steps = np.asarray(_rounded(votes, num_steps))
-    running = np.concatenate([np.zeros((1, steps.shape[1]), np.int64), np.cumsum(steps, 0, dtype=np.int64)])
-    sums = running[documents.offsets[1:]] - running[documents.offsets[:-1]]
+    sums = documents.sums(steps)
     return sums.astype(np.int16 if sums.max(initial=0) < 2**15 else np.int32)[:, labels]
 
 

@@ -178,29 +178,30 @@ def train_recoder(
     moments = optimizer.init(state)
     vectors, targets = jnp.asarray(train.vectors), jnp.asarray(clusters)
 
-    @jax.jit
-    def epoch(state, moments, rows, places, where):
-        def step(carry, batch):
-            state, moments = carry
-            row, place, mask = batch
+    def loss(state, row, place, mask):
+        recode, head = nnx.merge(graph, state)
+        mapped = jnp.where(mask[..., None], recode(vectors[place]), 0).sum(1)
+        logits = head(mapped / jnp.maximum(mask.sum(1, keepdims=True), 1))
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets[row]).mean()
 
-            def loss(state):
-                recode, head = nnx.merge(graph, state)
-                mapped = jnp.where(mask[..., None], recode(vectors[place]), 0).sum(1)
-                logits = head(mapped / jnp.maximum(mask.sum(1, keepdims=True), 1))
-                return optax.softmax_cross_entropy_with_integer_labels(logits, targets[row]).mean()
-
-            updates, moments = optimizer.update(jax.grad(loss)(state), moments, state)
-            return (optax.apply_updates(state, updates), moments), None
-
-        return jax.lax.scan(step, (state, moments), (rows, places, where))[0]
-
+    epoch = _make_epoch(optimizer, loss)
     for number in range(EPOCHS):
         rows, places, where = _epoch_batches(
             keys.for_round(keys.stream(key, "order"), number), train, batch_size, max_sentences
         )
         state, moments = epoch(state, moments, rows, places, where)
         yield Recoder(*nnx.split(nnx.merge(graph, state)[0]))
+
+
+def _make_epoch(optimizer: optax.GradientTransformation, loss: Callable) -> Callable:
+    """The jitted `(state, moments, *batches of an epoch) -> (state, moments)`; `loss(state, row, place, mask)`."""
+
+    def step(carry, batch):
+        state, moments = carry
+        updates, moments = optimizer.update(jax.grad(loss)(state, *batch), moments, state)
+        return (optax.apply_updates(state, updates), moments), None
+
+    return jax.jit(lambda state, moments, *batches: jax.lax.scan(step, (state, moments), batches)[0])
 
 
 def _epoch_batches(
@@ -254,23 +255,13 @@ def train_votes(
     optimizer = optax.adamw(optax.cosine_decay_schedule(learning_rate, steps), weight_decay=1e-3)
     moments, best, kept = optimizer.init(state), -1.0, state
 
-    @jax.jit
-    def epoch(state, moments, rows, places, where):
-        def step(carry, batch):
-            state, moments = carry
-            row, place, mask = batch
+    def loss(state, row, place, mask):
+        votes = jax.nn.sigmoid(nnx.merge(graph, state)(x[place]))
+        totals = jnp.where(mask[..., None], votes, 0).sum(1)
+        log_p = jax.nn.log_softmax(log_shares[None] + epsilon / 2 * totals)
+        return -jnp.exp(jnp.take_along_axis(log_p, y[row][:, None], 1) / 2).mean()
 
-            def loss(state):
-                votes = jax.nn.sigmoid(nnx.merge(graph, state)(x[place]))
-                totals = jnp.where(mask[..., None], votes, 0).sum(1)
-                log_p = jax.nn.log_softmax(log_shares[None] + epsilon / 2 * totals)
-                return -jnp.exp(jnp.take_along_axis(log_p, y[row][:, None], 1) / 2).mean()
-
-            updates, moments = optimizer.update(jax.grad(loss)(state), moments, state)
-            return (optax.apply_updates(state, updates), moments), None
-
-        return jax.lax.scan(step, (state, moments), (rows, places, where))[0]
-
+    epoch = _make_epoch(optimizer, loss)
     for number in range(epochs):
         batches = _epoch_batches(
             keys.for_round(keys.stream(key, "order"), number), known, batch_size, max_sentences
@@ -278,8 +269,7 @@ def train_votes(
         state, moments = epoch(state, moments, *batches)
         now = Classifier(graph, state, centre, scale)
         votes = now.votes(validation.vectors)
-        running = np.concatenate([np.zeros((1, len(shares))), np.cumsum(votes, 0, dtype=np.float64)])
-        totals = running[validation.offsets[1:]] - running[validation.offsets[:-1]]
+        totals = validation.sums(votes)
         law = np.asarray(jax.nn.softmax(log_shares[None] + epsilon / 2 * totals.astype(np.float32)))
         right = [law[validation.labels == c, c].mean() for c in np.unique(validation.labels) if c >= 0]
         if np.mean(right) > best:

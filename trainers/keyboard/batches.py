@@ -12,7 +12,7 @@ which loses nothing (the loss of a batch does not depend on the order of its exa
 padded position.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -179,6 +179,15 @@ def pack_parts(
         )
         for part in parts
     ]
+
+
+def blocks(examples: Int[np.ndarray, "examples width"], rows: int) -> Iterator[Int[np.ndarray, "rows width"]]:
+    """The examples in their order, `rows` at a time; the last block is filled up with zeros."""
+    for first in range(0, len(examples), rows):
+        block = np.zeros((rows, examples.shape[1]), np.int32)
+        part = examples[first : first + rows]
+        block[: len(part)] = part
+        yield block
 
 
 def unpack(batch: Packed) -> tuple[Int[Array, "steps rows"], Int[Array, "steps rows"]]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from trainers.keyboard import model, predict
+from trainers.keyboard import batches, model, predict
 from trainers.keyboard.released import Released
 from trainers.keyboard.suggest import Suggester
 
@@ -72,13 +72,10 @@ def measure(
     min_words: int = MIN_WORDS,
 ) -> list[Point]:
     """The curve over thresholds on held-out text: a completion is tried before every word of every example."""
-    examples = np.asarray(examples, np.int32)
     shown = np.zeros(len(thresholds))
     right, accepted = np.zeros_like(shown), np.zeros_like(shown)
     positions = 0
-    for first in range(0, len(examples), _ROWS):
-        part = np.zeros((_ROWS, examples.shape[1]), np.int32)
-        part[: len(examples[first : first + _ROWS])] = examples[first : first + _ROWS]
+    for part in batches.blocks(examples, _ROWS):
         words, confidence = (np.asarray(x) for x in _continuations(params, jnp.asarray(part.T), sizes.cell))
         # What really came: `following[t, row, j]` is the word j + 1 places after input t; 0 past the example's end.
         padded = np.concatenate([part.T, np.zeros((LENGTH, _ROWS), np.int32)])

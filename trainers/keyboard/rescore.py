@@ -10,15 +10,15 @@ so have to be modified by hand. Beside it: taps alone, and taps with the rank of
 in place of the model. All is measured on held-out text, which no guarantee covers.
 """
 
-import bisect
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from trainers.keyboard import model
+from trainers.keyboard import batches, model
 from trainers.keyboard.model import ModelConfig, Params
+from trainers.keyboard.suggest import beginning_with
 
 ROWS_OF_KEYS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 TAP_STDDEV = 0.5
@@ -83,9 +83,7 @@ def cases(
     for ids in words.token.values():
         known[ids] = True
     targets, expected, found = [], [], 0
-    for first in range(0, len(examples), _BATCH):
-        part = np.zeros((_BATCH, examples.shape[1]), np.int32)
-        part[: len(examples[first : first + _BATCH])] = examples[first : first + _BATCH]
+    for part in batches.blocks(examples, _BATCH):
         scores = np.asarray(model.logits(params, jnp.asarray(part[:, :-1].T), cell=sizes.cell))
         keep = known[part[:, 1:].T]
         scores = scores[keep]
@@ -201,17 +199,19 @@ def speed(held_out: Cases, vocabulary: tuple[str, ...], *, offered: int = 3) -> 
     names = [vocabulary[i] for i in order]
     token = np.array(order) + 1
     total = plain = picked = 0
-    ranges: dict[str, tuple[int, int]] = {}
+    ranges: dict[str, slice] = {}
     for target, log_probs in zip(held_out.target, held_out.log_probs, strict=True):
         word, scores = vocabulary[target - 1], log_probs[token]
         plain += len(word) + 1
         cost = len(word) + 1
         for typed in range(len(word)):
-            low, high = _with_prefix(names, word[:typed], ranges)
+            if word[:typed] not in ranges:
+                ranges[word[:typed]] = beginning_with(names, word[:typed])
+            offers = ranges[word[:typed]]
             # Ties go to the smaller id, as in suggestions.
             own = log_probs[target]
-            ahead = scores[low:high] > own
-            ties = (scores[low:high] == own) & (token[low:high] < target)
+            ahead = scores[offers] > own
+            ties = (scores[offers] == own) & (token[offers] < target)
             if int(ahead.sum() + ties.sum()) < offered:
                 cost = min(cost, typed + 1)
                 picked += typed == 0
@@ -219,11 +219,3 @@ def speed(held_out: Cases, vocabulary: tuple[str, ...], *, offered: int = 3) -> 
         total += cost
     count = len(held_out.target)
     return Speed(100 * picked / count, plain / count, total / count, SPEED * plain / total)
-
-
-def _with_prefix(names: list[str], prefix: str, known: dict[str, tuple[int, int]]) -> tuple[int, int]:
-    if prefix not in known:
-        low = bisect.bisect_left(names, prefix)
-        high = bisect.bisect_left(names, prefix + chr(0x10FFFF)) if prefix else len(names)
-        known[prefix] = (low, high)
-    return known[prefix]

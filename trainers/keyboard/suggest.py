@@ -2,6 +2,7 @@
 
 import bisect
 import re
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +19,13 @@ def being_typed(text: str) -> str:
     """The letters at the end of the text that may still become another word; none after a blank or a sign."""
     found = _IN_PROGRESS.search(text)
     return found[0] if found else ""
+
+
+def beginning_with(words: Sequence[str], letters: str) -> slice:
+    """Where the words that begin with `letters` stand in a sorted list."""
+    if not letters:
+        return slice(0, len(words))
+    return slice(bisect.bisect_left(words, letters), bisect.bisect_left(words, letters + chr(0x10FFFF)))
 
 
 class Suggester:
@@ -82,9 +90,7 @@ class Suggester:
 
     def starting_with(self, letters: str) -> np.ndarray:
         """The words of the vocabulary that begin so, by their place in it; word w is token w + 1."""
-        low = bisect.bisect_left(self._sorted, letters)
-        high = bisect.bisect_left(self._sorted, letters + chr(0x10FFFF)) if letters else len(self._sorted)
-        return self._order[low:high]
+        return self._order[beginning_with(self._sorted, letters)]
 
     def suggest(self, letters: str = "", *, count: int = 3) -> list[str]:
         """The `count` most probable words that begin with `letters`; fewer where fewer exist."""
