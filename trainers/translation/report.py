@@ -72,6 +72,12 @@ def mean_scores(records: Sequence[Mapping[str, Any]], setting: str, score: str =
     return {m: {d: float(np.mean(v)) for d, v in row.items()} for m, row in out.items()}
 
 
+def _spread(records: Sequence[Mapping[str, Any]], method: str, domain: str) -> str:
+    """Standard deviation of a method's BLEU over trials, as it stands behind the mean."""
+    values = [r["bleu"][domain] for r in records if r["method"] == method and domain in r["bleu"]]
+    return f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
+
+
 def break_even(records: Sequence[Mapping[str, Any]], setting: str) -> float | None:
     """Rounds of FedAvg (one: FedAvg_inf) that take as many bytes, up and down, as FedNN's exchange."""
     spent = {
@@ -94,19 +100,33 @@ def table(records: Sequence[Mapping[str, Any]], setting: str, signature: str) ->
     if not bleu:
         return ""
     domains = list(dict.fromkeys(d for row in bleu.values() for d in row))
-    head = ["method", *domains, "mean of clients", "up, MB", "down, MB", "train, CPU s", "PFLOP", "tokens/s"]
+    records = [r for r in records if r["setting"] == setting]
+    head = [
+        "method",
+        "trials",
+        *domains,
+        "mean of clients",
+        "up, MB",
+        "down, MB",
+        "train, CPU s",
+        "PFLOP",
+        "tokens/s",
+    ]
     lines = [
-        f"Setting {setting}, BLEU (chrF), {max(r['trial'] for r in records) + 1} trial(s)",
+        f"Setting {setting}, BLEU ± standard deviation over trials (chrF)",
         "",
         "| " + " | ".join(head) + " |",
         "|" + " --- |" * len(head),
     ]
     for method, row in bleu.items():
-        cells = [NAMES[method]]
-        cells += [f"{row[d]:.2f} ({chrf[method][d]:.1f})" if d in row else "" for d in domains]
+        mine = [r for r in records if r["method"] == method]
+        cells = [NAMES[method], str(len(mine))]
+        cells += [
+            f"{row[d]:.2f}{_spread(mine, method, d)} ({chrf[method][d]:.1f})" if d in row else ""
+            for d in domains
+        ]
         mean = _mean_of_clients(row)
         cells.append("" if mean is None else f"{mean:.2f}")
-        mine = [r for r in records if r["setting"] == setting and r["method"] == method]
         cells.append(f"{np.mean([r['bytes_up'] for r in mine]) / 1e6:.1f}")
         cells.append(f"{np.mean([r['bytes_down'] for r in mine]) / 1e6:.1f}")
         cells.append(f"{np.mean([r['seconds'] for r in mine]):.0f}")

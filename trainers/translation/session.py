@@ -11,7 +11,7 @@ from typing import Any
 from trainers.common import files, manifest, metrics
 from trainers.common.errors import InputError
 from trainers.translation import corpora, experiment, report, scoring
-from trainers.translation.config import Config
+from trainers.translation.config import METHODS, Config
 
 RESULTS = "metrics.jsonl"
 
@@ -77,15 +77,18 @@ def _check_same(run_dir: pathlib.Path, config: Config) -> None:
 
 
 def _report(config, run_dir, records, notes, seconds) -> tuple[dict[str, Any], str]:
-    records = [r for r in records if r["setting"] in config.settings and r["method"] in config.methods]
+    """Of everything that the folder holds, so that a table made in several calls is whole."""
+    settings = list(dict.fromkeys([*config.settings, *(r["setting"] for r in records)]))
+    records.sort(key=lambda r: (settings.index(r["setting"]), METHODS.index(r["method"]), r["trial"]))
+    methods = [m for m in METHODS if m in config.methods or any(r["method"] == m for r in records)]
     signature = scoring.score(["a"], ["a"]).bleu_signature
-    tables = [report.table(records, s, signature) for s in config.settings]
-    words = report.statement(config.methods, config.key_encryption)
+    tables = [report.table(records, s, signature) for s in settings]
+    words = report.statement(methods, config.key_encryption)
     with files.atomic_write(run_dir / "results.md") as file:
         file.write("\n".join(tables))
     with files.atomic_write(run_dir / "privacy.md") as file:
         file.write(words)
-    guarantee = report.guarantees(config.methods)
+    guarantee = report.guarantees(methods)
     with files.atomic_write(run_dir / "privacy.json") as file:
         json.dump({"epsilon": None, "guarantee": guarantee}, file, indent=1)
     report.pictures(records, run_dir)

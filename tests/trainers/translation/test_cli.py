@@ -115,12 +115,16 @@ def test_the_protocol_changes_no_translation(finished):
 
 
 def test_a_fixed_weight_beside_the_adaptive_one(finished, capsys):
-    _, options = finished
+    folder, options = finished
     status = main(["translation", *options, "--resume", "--methods", "fednn_fixed"])
     result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert status == 0
     assert set(result["bleu"]["fednn_fixed"]) == {"general", "it", "it/a", "it/b", "law", "law/a", "law/b"}
     assert "validation pairs" in result["guarantee"]["fednn_fixed"]
+    table = (folder / "run" / "results.md").read_text()
+    assert (
+        table.index("P-NMT") < table.index("FedNN |") < table.index("FedNN, fixed")
+    )  # earlier calls' rows stay
 
 
 def test_a_network_of_one_domain_in_the_others(finished, capsys):
