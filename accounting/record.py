@@ -72,7 +72,8 @@ class RunRecord:
     simulation: True if noise came from `--insecure-noise-seed`.
     vocabulary: "public", or "clients" if it was built from clients' text (not covered then).
     not_covered, notes: further lines for the statement.
-    deployment: {"report_goal": .., "population": ..} for the section on deployment scale, or None.
+    deployment: {"report_goal": .., "population": ..} for the section on deployment scale, or None; with "share" (of
+      that report goal) where this run takes fewer devices a round than another over the same devices.
     """
 
     mechanism: str
@@ -271,7 +272,8 @@ def read_stages(run_dir: str | os.PathLike[str]) -> list[str] | None:
             f"{path}: stages must be different names of folders inside the run's, got {stages!r}"
         )
     begun = [(pathlib.Path(run_dir) / name / MECHANISM_FILE).exists() for name in stages]
-    if not begun[0] or sorted(begun, reverse=True) != begun:
+    logged = [(pathlib.Path(run_dir) / name / PARTICIPATION_FILE).exists() for name in stages]
+    if any(log and not written for log, written in zip(logged, begun)) or sorted(begun)[::-1] != begun:
         lost = stages[begun.index(False)]
         raise ValueError(
             f"{path}: {lost} has no {MECHANISM_FILE}; what it released would be left out, so nothing is stated"

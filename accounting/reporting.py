@@ -2,10 +2,10 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accounting import _checks, guarantees, record, sensitivity, strategies
+from accounting import _checks, conversions, guarantees, record, sensitivity, strategies
 from accounting.mechanisms import (
     DistributedDiscreteGaussian,
     MatrixMechanism,
@@ -72,6 +72,31 @@ def at_deployment(
     }
 
 
+def together_at_deployment(sections: Mapping[str, Mapping[str, Any]], *, delta: float) -> dict[str, Any]:
+    """Returns what several runs over the same deployed devices would cost together: their rhos add.
+
+    Args:
+      sections: name of each run -> its `at_deployment`, all of one population; the figures of the last head the result,
+        and those of each stand under `runs`.
+    """
+    populations = {section["population"] for section in sections.values()}
+    if len(populations) != 1:
+        raise ValueError(f"sections must be of one population to be composed, got {sorted(populations)}")
+    rho = sum(float(section["rho"]) for section in sections.values())
+    eps = conversions.epsilon_from_rho(rho, delta=delta, known="gaussian")
+    each = " ".join(f"{name}: {section['sentence']}" for name, section in sections.items())
+    return {
+        **list(sections.values())[-1],
+        "runs": dict(sections),
+        "rho": rho,
+        "epsilon": eps,
+        "sentence": (
+            f"{each} Together, over the same {populations.pop()} devices, of which one may take part in all: "
+            f"({round_up(eps)}, {delta:g})-differential privacy, {round_up(rho)}-zCDP."
+        ),
+    }
+
+
 def max_separation(population: int, report_goal: int) -> int:
     """Returns the largest b that N devices and report goal m allow: floor(N / m) (b - 1 rounds between)."""
     population = _checks.integer("population", population, minimum=1)
@@ -125,6 +150,10 @@ def report(
             max_participations=max_participations,
         )
         runs.append((where, facts, log, notes))
+    if not runs:
+        raise ValueError(
+            f"{os.path.join(folders[0], record.STAGES_FILE)}: no stage of it has begun, so nothing was released"
+        )
     runs[-1][3].extend(waiting)
     if len(runs) == 1:
         _, facts, log, notes = runs[0]
@@ -236,11 +265,14 @@ def _state(
         ]
     elif facts.deployment is not None:
         whole = _bare(facts.mechanisms(facts.num_rounds)[0])
+        goal = facts.deployment.get("report_goal", DEPLOYMENT_REPORT_GOAL)
+        goal = _checks.integer("deployment report_goal", goal, minimum=1)
+        share = _checks.finite("deployment share", facts.deployment.get("share", 1), above=True)
         deployment = at_deployment(
             dataclasses.replace(whole, noise_multiplier=facts.noise_multiplier),
             report_goal=facts.report_goal,
             delta=facts.delta,
-            deployment_report_goal=facts.deployment.get("report_goal", DEPLOYMENT_REPORT_GOAL),
+            deployment_report_goal=max(1, round(goal * share)),
             population=facts.deployment.get("population", DEPLOYMENT_POPULATION),
         )
     exceptions = _exceptions(facts, claim)
@@ -273,16 +305,20 @@ def _state_together(
             f"the runs state different deltas, {', '.join(f'{d:g}' for d in deltas)}: report them apart"
         )
     parts, notes, excepted, not_covered = [], [f"{len(runs)} runs over the same devices, composed"], [], []
+    deployed = {}
     for where, facts, log, mine in runs:
         one = _state(facts, log, mine, claim)
         parts += facts.mechanisms(log.num_rounds)
         notes += [f"{where} alone: {one.sentence}", *mine]
+        deployed[where] = one.data["deployment"]
         excepted += _exceptions(facts, claim)
         not_covered += facts.not_covered
     exceptions = list(dict.fromkeys(excepted))
+    known = all(deployed.values()) and len({section["population"] for section in deployed.values()}) == 1
     return statement(
         parts,
         delta=deltas[0],
+        deployment=together_at_deployment(deployed, delta=deltas[0]) if known else None,
         simulation=any(facts.simulation for _, facts, *_ in runs),
         exceptions=exceptions,
         not_covered=list(dict.fromkeys([*not_covered, *exceptions])),
@@ -306,8 +342,6 @@ def observed_facts(parts: Sequence[Mechanism], log: record.Participation, *, del
         else:
             total += guarantees.rho_from_sensitivity(squared, inner.noise_multiplier)
         first = squared if first is None else first
-    from accounting.conversions import epsilon_from_rho
-
     return {
         "num_rounds": seen.num_rounds,
         "num_devices": seen.num_devices,
@@ -317,7 +351,7 @@ def observed_facts(parts: Sequence[Mechanism], log: record.Participation, *, del
         "histogram": {str(count): number for count, number in seen.histogram.items()},
         "squared_sensitivity": first or 0,
         "rho": total,
-        "epsilon": epsilon_from_rho(total, delta=delta, known=known),
+        "epsilon": conversions.epsilon_from_rho(total, delta=delta, known=known),
     }
 
 

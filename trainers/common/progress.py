@@ -1,7 +1,7 @@
 """Progress bars on standard error, quiet where nobody looks."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import TypeVar
 
 from tqdm.auto import tqdm
@@ -14,11 +14,15 @@ def bar(
 ) -> tqdm:
     """A progress bar over `items`, or one to be moved by hand with `.update()`.
 
-    On a terminal it redraws often; in a log file it prints a line every 20 seconds at most.
+    On a terminal it redraws often; in a log file it prints a line every 20 seconds at most. Where nothing is left to do
+    it shows nothing.
     """
+    if total is None and isinstance(items, Sized):
+        total = len(items)
     return tqdm(
         items,
         total=total,
+        disable=total is not None and total <= initial,
         initial=initial,
         desc=what,
         unit=unit,

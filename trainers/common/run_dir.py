@@ -2,11 +2,13 @@
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainers.common import files
 from trainers.common.errors import InputError
+
+_SHOWN = 5  # differing fields named in a refusal
 
 
 def create(path: files.PathLike) -> pathlib.Path:
@@ -53,20 +55,61 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
         ) from error
 
 
-def require_same(saved: Mapping[str, Any], now: Mapping[str, Any], *, where: object, what: str) -> None:
+def require_same(
+    saved: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    where: object,
+    what: str,
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
     """Refuses to go on when something differs from what the run began with.
 
     The same noise added to other data, or with other settings, would reveal the difference.
 
+    Args:
+      presets: name -> values, to recognize a run that is resumed without its `--preset`.
+
     Raises:
-      InputError: names the first field that differs, with both values.
+      InputError: names the fields that differ (the first few, and how many more), with both values.
     """
-    for name in sorted(saved.keys() | now.keys()):
-        if saved.get(name) != now.get(name):
-            raise InputError(
-                f"{where} began with other {what}: {name} was {_short(saved.get(name))}, now it is "
-                f"{_short(now.get(name))}; resume with the first value, or start a new run"
+    differing = [name for name in sorted(saved.keys() | now.keys()) if saved.get(name) != now.get(name)]
+    if not differing:
+        return
+    shown = [
+        f"{name} was {_short(saved.get(name))}, now it is {_short(now.get(name))}"
+        for name in differing[:_SHOWN]
+    ]
+    if len(differing) > _SHOWN:
+        shown.append(f"and {len(differing) - _SHOWN} more")
+    raise InputError(
+        f"{where} began with other {what}: {'; '.join(shown)}; "
+        f"{_preset_changed(saved, now, differing, presets or {})}resume with the first "
+        f"{'value' if len(differing) == 1 else 'values'}, or start a new run"
+    )
+
+
+def _preset_changed(
+    saved: Mapping[str, Any],
+    now: Mapping[str, Any],
+    differing: Sequence[str],
+    presets: Mapping[str, Mapping[str, Any]],
+) -> str:
+    """Which two presets explain most of the difference; empty where none explains half of it, or two fields."""
+    best, names = 0, ("", "")
+    for was, first in presets.items():
+        for is_now, second in presets.items():
+            explained = sum(
+                first[name] != second[name]
+                and (saved.get(name), now.get(name)) == (first[name], second[name])
+                for name in differing
+                if name in first and name in second
             )
+            if explained > best:
+                best, names = explained, (was, is_now)
+    if best < max(2, len(differing) / 2):
+        return ""
+    return f"{best} of these {len(differing)} differ as --preset {names[0]} does from --preset {names[1]}; "
 
 
 def _short(value: Any) -> str:

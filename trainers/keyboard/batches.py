@@ -66,7 +66,6 @@ def pack_round(
     chunk_size: int,
     num_clients: int | None = None,
     width: int | None = None,
-    least_batches: int = 0,
 ) -> RoundBatch:
     """Packs the clients of a round; memory is that of the examples used, at most `max_examples` a client.
 
@@ -79,22 +78,38 @@ def pack_round(
       chunk_size: clients computed at once (see `cohort.arrange`).
       num_clients: places to fill up to, usually the report goal, so that nothing is compiled again.
       width: tokens in a row; needed where no client has any row.
-      least_batches: batches that the store must have room for, so that several stores come out alike.
 
     Returns:
       numpy arrays. The store's length is a power of two from 256, so that a run sees one or two shapes.
     """
-    if len(ids) != len(examples):
-        raise ValueError(f"one id a client, got {len(ids)} ids for {len(examples)} clients")
-    if batch_size < 1 or max_examples < 1:
-        raise ValueError(
-            f"batch_size and max_examples must be at least 1, got {batch_size=}, {max_examples=}"
-        )
+    _check(ids, examples, batch_size, max_examples)
     widths = {e.shape[1] for e in examples if len(e)} | ({width} if width else set())
     if len(widths) != 1 or min(widths) < 2:
         raise ValueError(f"all examples must have the same width of at least 2 tokens, got {sorted(widths)}")
-    steps = widths.pop() - 1
-    kept = [_with_targets(e[:max_examples], steps + 1) for e in examples]
+    (tokens,) = widths
+    return _pack(
+        ids,
+        [_with_targets(e[:max_examples], tokens) for e in examples],
+        width=tokens,
+        batch_size=batch_size,
+        chunk_size=chunk_size,
+        num_clients=num_clients,
+        least_batches=0,
+    )
+
+
+def _pack(
+    ids: Sequence[int],
+    kept: Sequence[Int[np.ndarray, "examples width"]],
+    *,
+    width: int,
+    batch_size: int,
+    chunk_size: int,
+    num_clients: int | None,
+    least_batches: int,
+) -> RoundBatch:
+    """`pack_round` of rows that all have a target; `least_batches` is what the store must have room for."""
+    steps = width - 1
     num_examples = np.array([len(e) for e in kept], np.int32)
     count = -(-num_examples // batch_size)
     first = np.cumsum(count) - count
@@ -158,7 +173,9 @@ def pack_parts(
       largest: gives the largest of all processes' numbers for one's own, so that shapes agree across them.
       The rest as for `pack_round`.
     """
-    work = [-(-len(_with_targets(e[:max_examples], width)) // batch_size) for e in examples]
+    _check(ids, examples, batch_size, max_examples)
+    kept = [_with_targets(e[:max_examples], width) for e in examples]
+    work = [-(-len(rows) // batch_size) for rows in kept]
     parts: list[list[int]] = [[] for _ in range(num_parts)]
     load = np.zeros(num_parts, np.int64)
     for i in sorted(range(len(ids)), key=lambda i: -work[i]):  # the longest first, to whoever has least
@@ -167,14 +184,13 @@ def pack_parts(
         load[part] += work[i]
     least = largest(int(load.max()))
     return [
-        pack_round(
+        _pack(
             [ids[i] for i in sorted(part)],
-            [examples[i] for i in sorted(part)],
+            [kept[i] for i in sorted(part)],
+            width=width,
             batch_size=batch_size,
-            max_examples=max_examples,
             chunk_size=chunk_size,
             num_clients=num_clients,
-            width=width,
             least_batches=least,
         )
         for part in parts
@@ -199,6 +215,15 @@ def unpack(batch: Packed) -> tuple[Int[Array, "steps rows"], Int[Array, "steps r
     # Slots of dead rows belong to others, or lie beyond the end: read anything, keep nothing.
     take = lambda x: jnp.where(real, x.at[slot].get(mode="clip"), 0)
     return take(batch.inputs), take(batch.targets)
+
+
+def _check(ids: Sequence[int], examples: Sequence, batch_size: int, max_examples: int) -> None:
+    if len(ids) != len(examples):
+        raise ValueError(f"one id a client, got {len(ids)} ids for {len(examples)} clients")
+    if batch_size < 1 or max_examples < 1:
+        raise ValueError(
+            f"batch_size and max_examples must be at least 1, got {batch_size=}, {max_examples=}"
+        )
 
 
 def _with_targets(rows: np.ndarray, width: int) -> np.ndarray:

@@ -254,6 +254,7 @@ TINY = dataclasses.replace(
     DEMO,
     vocabulary_size=200,
     rounds=4,
+    clip_search_rounds=4,
     server_cooldown=1,
     report_goal=5,
     noise_multiplier=0.3,

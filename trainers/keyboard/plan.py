@@ -46,12 +46,14 @@ def make(
     vocabulary_origin: str,
     dimension: int | None = None,
     notes: Sequence[str] = (),
+    deployment_share: float = 1.0,
 ) -> Plan:
     """Checks `config` against the population and derives limits, noise and record.
 
     Args:
       dimension: parameters of the model; needed for secure aggregation.
       notes: further lines for the statement.
+      deployment_share: of the deployment's report goal, what this run stands for there.
 
     Raises:
       InputError, ValueError: a setting that cannot be served, with its value and the remedy.
@@ -107,7 +109,8 @@ def make(
         vocabulary=origin,
         not_covered=_not_covered(config),
         notes=notes,
-        deployment={"report_goal": config.deployment_report_goal, "population": config.deployment_population},
+        deployment={"report_goal": config.deployment_report_goal, "population": config.deployment_population}
+        | ({} if deployment_share == 1 else {"share": deployment_share}),
     )
     return Plan(
         min_separation=b,

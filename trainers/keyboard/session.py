@@ -17,7 +17,7 @@ from trainers.common.vocabulary import Vocabulary
 from trainers.keyboard import corpus, model, ngram, pictures, pretrain
 from trainers.keyboard import evaluate as scoring
 from trainers.keyboard.config import DEMO, CompareConfig, Config, EvaluateConfig
-from trainers.keyboard.train import Outcome, Run, model_sizes
+from trainers.keyboard.train import Outcome, Run, model_sizes, require_same_settings
 
 NO_NOISE = "no_noise"
 LATER_OPTIONS = (
@@ -49,6 +49,8 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
         _require_one_process(config)
         if config.resume and not (folder / pretrain.FOLDER / "config.json").is_file():
             run_dir.require(folder)
+        if config.resume and (folder / "config.json").is_file():  # said before anything is read or planned
+            require_same_settings(run_dir.read_config(folder), config, where=f"the run in {folder}")
         data = corpus.load(config)
         first_stage = pretrain.prepare(config, data.vocabulary, model_sizes(config, data.vocabulary))
     if config.clip == "two_stage":
@@ -77,7 +79,11 @@ def _require_one_process(config: Config) -> None:
 
 
 def make_runs(
-    config: Config, data: corpus.Corpus, first_stage: pretrain.Start | None, notes: Sequence[str] = ()
+    config: Config,
+    data: corpus.Corpus,
+    first_stage: pretrain.Start | None,
+    notes: Sequence[str] = (),
+    deployment_share: float = 1.0,
 ) -> dict[str, Run]:
     """The run, under "", and the comparison beside it where it is asked for; refuses what cannot be served."""
     folder = pathlib.Path(config.run_dir)
@@ -86,7 +92,10 @@ def make_runs(
         configs[NO_NOISE] = dataclasses.replace(
             config, mechanism="none", secure_aggregation="none", run_dir=str(folder / NO_NOISE)
         )
-    return {name: Run(each, data, folder / name, first_stage, notes) for name, each in configs.items()}
+    return {
+        name: Run(each, data, folder / name, first_stage, notes, deployment_share)
+        for name, each in configs.items()
+    }
 
 
 def pretrain_into(
@@ -158,7 +167,7 @@ def train_runs(
             NOT_COVERED,
             "",
             statement.sentence,
-            *_deployment(statement.data),
+            *deployment(statement.data),
             f"A client sends {up / 1e6:.2f} MB a round and receives {down / 1e6:.2f} MB, the protocol's keys apart.",
             f"Pictures, statement (privacy.md) and metrics: {folder}",
         ]
@@ -384,6 +393,7 @@ def _perplexity(value: float) -> str:
     return f"{value:.1f}" if value < 1e6 else f"{value:.3g}"
 
 
-def _deployment(statement: Mapping[str, Any]) -> list[str]:
+def deployment(statement: Mapping[str, Any]) -> list[str]:
+    """The projection to deployment scale as a line of the closing text, where the statement has one."""
     section = statement.get("deployment")
     return [] if not section else ["At deployment scale (a projection, not this run): " + section["sentence"]]

@@ -35,7 +35,7 @@ from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
 from trainers.keyboard import batches, compose, corpus, evaluate, model, plan, pretrain
 from trainers.keyboard import round as rounds
-from trainers.keyboard.config import Config
+from trainers.keyboard.config import PRESETS, Config
 
 # Settings that a resumed run may change: they change no number.
 FREE = ("resume", "json", "run_dir", "coordinator", "process_id")
@@ -78,6 +78,7 @@ class Run:
         folder: pathlib.Path,
         first_stage: pretrain.Start | None = None,
         notes: Sequence[str] = (),
+        deployment_share: float = 1.0,
     ):
         self.config, self.data, self.folder = config, data, folder
         self.sizes = model_sizes(config, data.vocabulary)
@@ -89,6 +90,7 @@ class Run:
             vocabulary_origin=data.vocabulary.origin,
             dimension=self.dimension,
             notes=[*notes, *([] if first_stage is None else [first_stage.note])],
+            deployment_share=deployment_share,
         )
         self.server = server_optimizer(config)
         self.mesh = _mesh(config.devices)
@@ -98,7 +100,7 @@ class Run:
         self.peak_hours = _peak_hours(data.hours)
         self.cohort_key = keys.stream(keys.root(config.seed), "cohorts")
         self.facts = {
-            "settings": {k: v for k, v in manifest.config_dict(config).items() if k not in FREE},
+            "settings": settings(config),
             "digests": data.digests | ({} if first_stage is None else first_stage.digests),
             "strategy": {"coefficients": self.plan.record.strategy},
         }
@@ -138,8 +140,10 @@ class Run:
             )
         saved = checkpoint.read_facts(self.checkpoints, at)
         now = metrics.plain(self.facts)
-        for what in ("settings", "digests", "strategy"):
-            run_dir.require_same(saved[what], now[what], where=f"the run in {self.folder}", what=what)
+        where = f"the run in {self.folder}"
+        require_same_settings(saved["settings"], self.config, where=where)
+        for what in ("digests", "strategy"):
+            run_dir.require_same(saved[what], now[what], where=where, what=what)
         recorded = metrics.plain(dataclasses.asdict(record.read_mechanism(self.folder)))
         planned = metrics.plain(dataclasses.asdict(self.plan.record))
         run_dir.require_same(recorded, planned, where=self.folder / record.MECHANISM_FILE, what="mechanism")
@@ -367,6 +371,22 @@ class Run:
             return {"rho": None, "epsilon": None}
         found = accounting.compose(self.plan.record.mechanisms(num_rounds), delta=self.config.delta)
         return {"rho": found.rho, "epsilon": found.epsilon}
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """What a resumed run must agree with, as JSON values."""
+    return {k: v for k, v in manifest.config_dict(config).items() if k not in FREE}
+
+
+def require_same_settings(saved: dict[str, Any], now: Config, *, where: str) -> None:
+    """Refuses to go on with other settings than the saved ones; says so where another preset makes the difference.
+
+    Raises:
+      InputError: names the fields that differ.
+    """
+    saved = {k: v for k, v in saved.items() if k not in FREE}
+    presets = {name: settings(preset) for name, preset in PRESETS.items()}
+    run_dir.require_same(saved, settings(now), where=where, what="settings", presets=presets)
 
 
 def _mesh(devices: int | None) -> Mesh | None:

@@ -6,11 +6,16 @@
 private quantile estimate that it ended with, which its guarantee covers. The second stage starts afresh, so all that it
 takes from the first is that one released number. Both are runs with statements of their own; what the folder around
 them states, and `jaxpriv account report` on it, is their composition.
+
+At deployment scale the search keeps its share of the report goal (the deployed models were tuned with 500 devices a
+round and trained with 6,500; Xu et al. 2023, arXiv:2305.18465, section 3) and its noise per client, and takes its
+devices from the same population.
 """
 
 import dataclasses
 import math
 import pathlib
+import sys
 from typing import Any
 
 from accounting import record
@@ -18,9 +23,13 @@ from trainers.common import manifest, metrics, plots, run_dir
 from trainers.common.errors import InputError
 from trainers.keyboard import corpus, pretrain, session
 from trainers.keyboard.config import Config
+from trainers.keyboard.train import Run
 
 STAGES = ("stage1", "stage2")
-FIRST = "first of two stages over the same devices: the cost of both is stated in the folder above"
+FIRST = (
+    "first of two stages over the same devices: the cost of both is stated in the folder above; at deployment scale it "
+    "keeps its share of the report goal, {small} of {large}, and its noise per client"
+)
 SECOND = (
     "second of two stages over the same devices, with a clip norm that the first released: what is stated here leaves "
     "the first out, and the cost of both is stated in the folder above"
@@ -33,8 +42,14 @@ def train(
     """Trains both stages, or goes on in the one that was killed; returns the JSON result and the closing text."""
     folder = pathlib.Path(config.run_dir)
     search, proper = configs(config)
-    runs = session.make_runs(search, data, first_stage, notes=(FIRST,))
-    session.make_runs(proper, data, first_stage, notes=(SECOND,))  # refuses before anything is written
+    note = FIRST.format(small=search.report_goal, large=proper.report_goal)
+    share = search.report_goal / proper.report_goal
+    runs = session.make_runs(search, data, first_stage, (note,), share)
+    # Refuses, before anything is written or spent, what does not depend on the clip norm to be found.
+    planned = session.make_runs(proper, data, first_stage, (SECOND,))
+    warning = _costly(search, runs[""], planned[""])
+    if warning:
+        print(f"jaxpriv keyboard: {warning}", file=sys.stderr)
     if not config.resume:
         run_dir.create(folder)
     elif (folder / record.MECHANISM_FILE).exists() or (
@@ -61,12 +76,14 @@ def train(
     lines = [
         f"First stage, clip norm sought with {search.report_goal} devices a round: {norm:.4g}",
         searched.splitlines()[1],
+        *([warning] if warning else []),
         "",
         "Second stage:",
         text,
         "",
         "Both stages together (the headline):",
         statement.sentence,
+        *session.deployment(statement.data),
         f"Statement and pictures: {folder}",
     ]
     return result | composed | {"run_dir": str(folder), "clip_norm": norm}, "\n".join(lines)
@@ -105,6 +122,22 @@ def configs(config: Config) -> tuple[Config, Config]:
         insecure_noise_seed=None if seed is None else (seed + 1) % 2**32,
     )
     return search, dataclasses.replace(config, clip="fixed", run_dir=str(folder / STAGES[1]))
+
+
+def _costly(search: Config, first: Run, second: Run) -> str:
+    """One line where the search costs more than the training that it serves, with what to set; else empty."""
+    rhos = [run.spent(run.config.rounds)["rho"] for run in (first, second)]
+    if rhos[0] is None or rhos[1] is None or rhos[0] <= rhos[1]:
+        return ""
+    # rho falls with the square of the noise, and the count's noise must stay above half of it.
+    noise = search.noise_multiplier * math.sqrt(rhos[0] / rhos[1])
+    stddev = first.plan.record.clip["count_stddev"]
+    more = f" with --clipped-count-stddev {0.6 * noise:.3g}" if 2 * stddev <= 1.05 * noise else ""
+    return (
+        f"the search for the clip norm costs rho {rhos[0]:.4g} and the training that it serves {rhos[1]:.4g}: set "
+        f"fewer --clip-search-rounds than {search.rounds}, or --clip-search-noise-multiplier {noise:.3g}{more} instead "
+        f"of {search.noise_multiplier:.3g}, which costs as much as the training"
+    )
 
 
 def clip_norm(folder: pathlib.Path) -> float:

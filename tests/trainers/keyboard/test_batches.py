@@ -74,6 +74,24 @@ def test_refusals():
         pack(data.clients(), batch_size=0)
 
 
+def test_parts_leave_out_sentences_without_a_target_once(monkeypatch):
+    clients = data.clients(3, sizes=(9, 1, 4))
+    empty = np.zeros((2, data.WIDTH), np.int32)
+    clients[0] = np.concatenate([clients[0][:1], empty, clients[0][1:]])
+    settings = {"batch_size": 4, "max_examples": 100, "chunk_size": 1, "width": data.WIDTH, "num_clients": 3}
+    looked_at, real = [], batches._with_targets
+    monkeypatch.setattr(
+        batches, "_with_targets", lambda rows, width: looked_at.append(1) or real(rows, width)
+    )
+    (part,) = batches.pack_parts(np.arange(3), clients, num_parts=1, **settings)
+    assert len(looked_at) == len(clients)
+    whole = batches.pack_round(np.arange(3), clients, **settings)
+    jax.tree.map(np.testing.assert_array_equal, part, whole)
+    assert int(part.cohort.num_examples.sum()) == 14
+    with pytest.raises(ValueError, match="batch_size and max_examples"):
+        batches.pack_parts(np.arange(3), clients, num_parts=1, **(settings | {"batch_size": 0}))
+
+
 def test_parts_share_the_work_and_have_the_same_shapes():
     clients = data.clients(3, sizes=(40, 1, 0, 9, 4, 2, 17, 8))
     settings = {"batch_size": 4, "max_examples": 100, "chunk_size": 1, "width": data.WIDTH}

@@ -233,6 +233,27 @@ def test_resuming_with_other_settings_is_refused(whole, capsys, changes, named):
     assert snapshot(config.run_dir) == before
 
 
+def test_a_refused_resume_names_all_that_differs_and_the_preset(whole, capsys):
+    config, _ = whole
+    folder = pathlib.Path(config.run_dir).parent
+    changed = toy.config(folder, resume=True, clip_norm=2.0, delta=1e-6, server_momentum=0.8)
+    assert cli.main(["keyboard", *toy.argv(changed)]) == 2
+    said = one_line(capsys)
+    for field in ("clip_norm was 1.0, now it is 2.0", "delta was 1e-10, now it is 1e-06", "server_momentum"):
+        assert field in said
+    assert "--preset" not in said
+
+    # The same command without its `--preset tiny`.
+    words = toy.argv(toy.config(folder, resume=True))
+    at = words.index("--preset")
+    assert cli.main(["keyboard", *words[:at], *words[at + 2 :]]) == 2
+    said = one_line(capsys)
+    assert said.count(" was ") == 5
+    assert "; and " in said
+    assert "more" in said
+    assert "as --preset tiny does from --preset demo" in said
+
+
 def killed_after(monkeypatch, config, number):
     """Starts a run and kills it once round `number` is logged."""
     real = train.record.ParticipationLog.append

@@ -5,6 +5,7 @@ import json
 import math
 import pathlib
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ from trainers.keyboard import corpus, session, train, two_stage
 from trainers.keyboard import released as exported
 
 
-def config(folder: pathlib.Path, run: str = "run", **changes):
-    made = {
+def config(folder: pathlib.Path, run: str = "run", **changes: Any):
+    made: dict[str, Any] = {
         "clip": "two_stage",
         "rounds": 4,
         "clip_search_rounds": 6,
@@ -154,9 +155,102 @@ def with_norm(stage, result):
 def test_a_resume_refuses_another_search(whole):
     made, _ = whole
     folder = pathlib.Path(made.run_dir)
+    changes: dict[str, Any]
     for changes in ({"clip_search_rounds": 5}, {"clip_quantile": 0.6}, {"report_goal": 5}):
-        with pytest.raises(InputError, match="began with other settings"):
+        with pytest.raises(InputError, match=f"began with other settings: {next(iter(changes))}"):
             session.train(config(folder.parent, resume=True, **changes))
+
+
+def test_a_resume_in_the_first_stage_refuses_other_settings_of_the_second(tmp_path, monkeypatch):
+    fixed: dict[str, Any] = {"clip_search_noise_multiplier": 0.2}
+    monkeypatch.setattr(session, "train_runs", lambda *_: pytest.fail("the search went on"))
+    made = config(tmp_path, **fixed)
+    with pytest.raises(pytest.fail.Exception):
+        session.train(made)
+    with pytest.raises(ValueError, match="no stage of it has begun"):
+        accounting.report(made.run_dir)
+    with pytest.raises(pytest.fail.Exception):  # killed before the first stage began, it can be resumed
+        session.train(config(tmp_path, resume=True, **fixed))
+    changes: dict[str, Any]
+    for changes in ({"report_goal": 5}, {"restarts": (2,)}, {"server_cooldown": 0}):
+        with pytest.raises(InputError, match=f"began with other settings: {next(iter(changes))}"):
+            session.train(config(tmp_path, resume=True, **fixed, **changes))
+
+
+def test_deployment_scale_is_that_of_both_stages(whole):
+    made, (_, text) = whole
+    folder = pathlib.Path(made.run_dir)
+    stated = json.loads((folder / "privacy.json").read_text())
+    there, rhos = stated["deployment"], []
+    for name, share in (("stage1", made.clip_search_report_goal / made.report_goal), ("stage2", 1)):
+        facts = json.loads((folder / name / "mechanism.json").read_text())
+        goal = made.deployment_report_goal * share
+        separation = made.deployment_population // int(goal)
+        trees = np.diff([0, *facts["restarts"], facts["num_rounds"]]).tolist()
+        matrix = brute_force.node_matrix(trees, completion=False)
+        rounds = facts["num_rounds"]
+        squared = brute_force.worst_case(matrix, min(separation, rounds), -(-rounds // separation))
+        z = facts["noise_multiplier"] * goal / facts["report_goal"]
+        rhos.append(squared / (2 * z**2))
+        assert there["runs"][name]["report_goal"] == goal
+        alone = json.loads((folder / name / "privacy.json").read_text())["deployment"]
+        assert alone == there["runs"][name]
+        assert alone["rho"] == pytest.approx(rhos[-1])
+    assert there["rho"] == pytest.approx(sum(rhos))
+    assert there["epsilon"] == pytest.approx(
+        accounting.epsilon_from_rho(sum(rhos), delta=made.delta, known="gaussian")
+    )
+    assert f"At deployment scale (a projection, not this run): {there['sentence']}" in text
+    assert there["sentence"] in (folder / "privacy.md").read_text()
+    for words in ("3250 devices a round", "6500 devices a round", "the same 4000000 devices"):
+        assert words in there["sentence"]
+    assert any("keeps its share of the report goal, 2 of 4" in note for note in stated["notes"])
+    # Asked for another scale, the search keeps its share too.
+    other = accounting.report(folder, deployment_report_goal=100, population=1000).data["deployment"]
+    assert [run["report_goal"] for run in other["runs"].values()] == [50, 100]
+
+
+def test_a_search_that_costs_more_than_the_training_is_said_at_once(whole, tmp_path, capsys, monkeypatch):
+    made, (_, text) = whole
+    folder = pathlib.Path(made.run_dir)
+    rhos = [json.loads((folder / name / "privacy.json").read_text())["rho"] for name in two_stage.STAGES]
+    assert rhos[0] > rhos[1]
+    warning = next(
+        line for line in text.splitlines() if line.startswith("the search for the clip norm costs")
+    )
+    for words in (
+        f"{rhos[0]:.4g}",
+        f"{rhos[1]:.4g}",
+        "--clip-search-rounds",
+        "--clip-search-noise-multiplier",
+    ):
+        assert words in warning
+
+    class Began(Exception):
+        pass
+
+    def begin(*_):
+        raise Began
+
+    monkeypatch.setattr(session, "train_runs", begin)
+    with pytest.raises(Began):
+        session.train(config(tmp_path))
+    assert capsys.readouterr().err.splitlines()[-1] == f"jaxpriv keyboard: {warning}"
+    # What it says to set makes the stages cost the same, and is not warned about.
+    words = warning.replace(",", " ").split()
+    options = {
+        name.strip("-").replace("-", "_"): float(words[words.index(name) + 1])
+        for name in ("--clip-search-noise-multiplier", "--clipped-count-stddev")
+        if name in words
+    }
+    options["clip_search_noise_multiplier"] *= 1.01
+    with pytest.raises(Began):
+        session.train(config(tmp_path, "quiet", **options))
+    assert "costs" not in capsys.readouterr().err
+
+
+def test_the_tiny_preset_searches_for_a_few_rounds():
+    assert settings.TINY.clip_search_rounds <= 5
 
 
 def test_stages_are_never_added_to_another_run(tmp_path):
@@ -191,6 +285,13 @@ def test_a_stage_says_that_it_is_one_and_is_not_exported_alone(whole, tmp_path):
         ({"clip_search_restarts": (9,)}, "restarts"),
         ({"clipped_count_stddev": 0.01}, "count_stddev"),
         ({"restarts": (7,)}, "--restarts"),
+        # The second stage alone: its places, calendar, bits and noise.
+        ({"report_goal": 25}, "--report-goal"),
+        ({"rounds": 40, "max_participations": 6}, "max_participations"),
+        ({"rounds": 12, "min_separation": 12, "clip_search_report_goal": 1}, "cannot fill rounds of 4"),
+        ({"secure_aggregation": "secagg", "secagg_bits": 8, "report_goal": 24}, "--secagg-bits 8"),
+        ({"noise_multiplier": 1e31, "clip_search_noise_multiplier": 0.4}, "--noise-multiplier"),
+        ({"server_cooldown": 5}, "--server-cooldown"),
     ],
 )
 def test_what_either_stage_cannot_serve_is_refused_before_anything_is_written(tmp_path, changes, message):
@@ -205,6 +306,7 @@ def test_a_lost_or_damaged_stage_is_never_left_out(whole, tmp_path):
     (copy / "stage1" / "mechanism.json").unlink()
     with pytest.raises(ValueError, match=r"stage1 has no mechanism\.json"):
         accounting.report(copy)
+    stages: Any
     for stages in ([], ["stage1", "stage1"], ["../stage1"], "stage1", [1]):
         record.write_stages(copy, stages)
         with pytest.raises(ValueError, match=r"stages\.json"):
