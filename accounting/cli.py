@@ -436,7 +436,7 @@ def compare(options: config.Compare) -> Outcome:
 def report(options: config.Report) -> Outcome:
     """The statement of finished or unfinished runs, from their folders."""
     if not options.run_dir:
-        raise ValueError("give the folder of a run")
+        raise ValueError("give the folder of a run, or a file with its statement beside it")
     found = accounting.report(
         options.run_dir,
         claim="observed" if options.observed else "enforced",
@@ -447,6 +447,8 @@ def report(options: config.Report) -> Outcome:
         population=options.population,
     )
     result = _result(found) | {"run_dir": list(options.run_dir)}
+    if options.plot and any(m["kind"] == "PureDP" for m in found.data["mechanisms"]):
+        raise ValueError("--plot draws Gaussian mechanisms and participation; these releases have neither")
     own = [m for m in found.data["mechanisms"] if m["kind"] != "QuantileEstimation"]
     if len(own) > 1:  # each run, or stage of one, has its own, in statement.mechanisms
         result["squared_sensitivity"] = None

@@ -170,10 +170,11 @@ class Compare(_Output):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report(_Output):
-    """The statement of a run from its folder alone (mechanism.json, participation.jsonl)."""
+    """The statement of a run from its folder alone (mechanism.json, participation.jsonl), or of a file beside it."""
 
     run_dir: tuple[str, ...]
-    """Folder of the run; several folders over the same devices are composed."""
+    """Folder of the run; several folders over the same devices are composed. Or a released file with its
+    .privacy.json beside it, or that."""
     observed: bool = False
     """State what the log shows instead of the enforced limits; nothing enforced it."""
     noise_multiplier: float | None = None

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accounting import _checks, conversions, guarantees, record, sensitivity, strategies
+from accounting import _checks, conversions, guarantees, record, sensitivity, statement_reading, strategies
 from accounting.mechanisms import (
     DistributedDiscreteGaussian,
     MatrixMechanism,
@@ -119,7 +119,8 @@ def report(
     """Returns the statement of a run from its record, with both the enforced and the observed facts.
 
     Args:
-      run_dir: a run's folder; several folders over the same devices are composed, and so are a run's stages.
+      run_dir: a run's folder; several folders over the same devices are composed, and so are a run's stages. Or one
+        file with its statement beside it (FILE.privacy.json), or that statement, which is checked and returned.
       claim: "enforced" states the worst case over the recorded limits, for the rounds released so far, and
         refuses (ValueError) if the log breaks them; "observed" states the worst case over the realised
         separation, count and least noise instead, and says that nothing enforced them.
@@ -132,6 +133,17 @@ def report(
     folders = [run_dir] if isinstance(run_dir, (str, os.PathLike)) else list(run_dir)
     if not folders:
         raise ValueError("run_dir must name at least one folder")
+    claims = {
+        "claim": claim,
+        "noise_multiplier": noise_multiplier,
+        "min_separation": min_separation,
+        "max_participations": max_participations,
+        "deployment_report_goal": deployment_report_goal,
+        "population": population,
+    }
+    written = statement_reading.finished(folders, claims)
+    if written is not None:
+        return written
     runs: list[tuple[str, record.RunRecord, record.Participation, list[str]]] = []
     waiting: list[str] = []
     for folder, where in _with_stages(folders, waiting):

@@ -122,6 +122,8 @@ def statement(
     not_covered: Sequence[str] = (),
     assumptions: Sequence[str] = (),
     notes: Sequence[str] = (),
+    alternatives: Sequence[Sequence[Mechanism]] = (),
+    approximation: float = 0.0,
 ) -> PrivacyStatement:
     """States what the mechanisms guarantee together.
 
@@ -136,9 +138,15 @@ def statement(
       estimator: how prefix sums are formed from the noise, e.g. "Honaker"; post-processing.
       exceptions: what the headline itself must except, e.g. "the vocabulary".
       covered, not_covered, assumptions, notes: added to the standing ones.
+      alternatives: what other units took part in instead, each composed by itself; rho and epsilon are the largest
+        of any, so that they hold for every unit.
+      approximation: the part of delta that goes to draws which are only near their exact laws; epsilon is that of
+        the exact laws at the rest of delta.
     """
     parts = [mechanisms] if not isinstance(mechanisms, Sequence) else list(mechanisms)
-    found = guarantees.compose(parts, delta=delta)
+    if not 0 <= approximation <= delta:
+        raise ValueError(f"approximation must be from 0 to delta = {delta:g}, got {approximation!r}")
+    found = largest([parts, *alternatives], delta=delta - approximation)._replace(delta=float(delta))
     federated = any(not isinstance(m, PureDP) for m in parts)
     standing = (
         (COVERED, NOT_COVERED, ASSUMPTIONS)
@@ -161,6 +169,8 @@ def statement(
         "epsilon_printed": round_up(found.epsilon),
         "conversion": found.how,
         "mechanisms": [describe(m) for m in parts],
+        **({"alternatives": [[describe(m) for m in one] for one in alternatives]} if alternatives else {}),
+        **({"approximation": approximation} if approximation else {}),
         "clip_norm": clip_norm,
         "report_goal": report_goal,
         "estimator": estimator,
@@ -174,6 +184,17 @@ def statement(
     }
     data["sentence"] = _sentence(data, parts, exceptions)
     return PrivacyStatement(jsonable(data))
+
+
+def largest(histories: Sequence[Sequence[Mechanism]], *, delta: float) -> guarantees.Guarantee:
+    """Returns the largest epsilon and the largest rho of units that took part in different things."""
+    found = [guarantees.compose(parts, delta=delta) for parts in histories]
+    for name in ("unit", "adjacency"):
+        values = sorted({getattr(one, name) for one in found})
+        if len(values) > 1:
+            raise ValueError(f"cannot state mechanisms of unequal {name} together: {', '.join(values)}")
+    most = max(found, key=lambda one: one.epsilon)
+    return most._replace(rho=max(one.rho for one in found))
 
 
 def no_guarantee(*, unit: str, reasons: Sequence[str], notes: Sequence[str] = ()) -> PrivacyStatement:

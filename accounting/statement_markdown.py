@@ -28,6 +28,7 @@ def render(data: Mapping[str, Any]) -> str:
             ("Adjacency", f"{data['adjacency']}: {data['adjacency_in_words']}"),
             ("zCDP rho", number(data["rho"])),
             ("Epsilon", f"{data['epsilon_printed']} at delta = {data['delta']:g}"),
+            ("Part of delta for draws near their exact laws", _general(data.get("approximation"))),
             ("Conversion", data["conversion"]),
             ("Clip norm C", None if data["clip_norm"] is None else f"{data['clip_norm']:g}"),
             ("Report goal (devices a round)", data["report_goal"]),
@@ -37,6 +38,14 @@ def render(data: Mapping[str, Any]) -> str:
         lines += [f"| {name} | {value} |" for name, value in pairs if value is not None] + [""]
     for mechanism in data["mechanisms"]:
         lines += _mechanism(mechanism, number)
+    for position, others in enumerate(data.get("alternatives", ()), 1):
+        lines += [
+            f"What other {data['unit']}s took part in instead ({position} of {len(data['alternatives'])}); epsilon and "
+            "rho above are the largest of any:",
+            "",
+        ]
+        for mechanism in others:
+            lines += _mechanism(mechanism, number)
     if data["observed"]:
         seen = data["observed"]
         separation = seen["min_separation"]
@@ -76,13 +85,18 @@ def render(data: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _general(value: float | None) -> str | None:
+    return None if value is None else f"{value:g}"
+
+
 def _mechanism(mechanism: Mapping[str, Any], number: Any) -> Sequence[str]:
     title = ["", f"## Mechanism: {mechanism['kind']}", ""][1:]
     if mechanism["kind"] == "PureDP":
         law = "epsilon^2 / 8 (exponential mechanism)" if mechanism["bounded_range"] else "epsilon^2 / 2"
         return [
             *title,
-            f"{mechanism['releases']} releases of pure epsilon {mechanism['epsilon_of_one_release']} each; "
+            f"{mechanism['releases']} release{'' if mechanism['releases'] == 1 else 's'} of pure epsilon "
+            f"{mechanism['epsilon_of_one_release']} each; "
             f"zCDP of one release {law}, together {number(mechanism['rho'])}.",
             "",
         ]

@@ -61,6 +61,7 @@ _PURE = {
         "rho": _NUMBER,
     },
 }
+_MECHANISMS = {"type": "array", "items": {"anyOf": [_CORRELATED, _PURE]}}
 _OBSERVED = {
     "type": ["object", "null"],
     "required": [
@@ -149,7 +150,11 @@ SCHEMA: dict[str, Any] = {
         "delta": {"anyOf": [{"type": "number", "minimum": 0, "exclusiveMaximum": 1}, {"type": "null"}]},
         "epsilon_printed": {"type": "string"},
         "conversion": _TEXT_OR_NONE,
-        "mechanisms": {"type": "array", "items": {"anyOf": [_CORRELATED, _PURE]}},
+        "mechanisms": _MECHANISMS,
+        # Where units took part in different things: what others did instead. Absent where all did the same.
+        "alternatives": {"type": "array", "items": _MECHANISMS, "minItems": 1},
+        # The part of delta that draws near their exact laws take; absent where there is none.
+        "approximation": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
         "clip_norm": _NUMBER_OR_NONE,
         "report_goal": _COUNT_OR_NONE,
         "estimator": _TEXT_OR_NONE,

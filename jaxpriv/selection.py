@@ -133,13 +133,26 @@ def weights(*, epsilon: float | int, sensitivity: int, max_score: int) -> UInt32
     _check(epsilon, sensitivity)
     step = epsilon / (2 * sensitivity)
     levels = max_score + 1
-    if step > 0:
+    if step > _NEGLIGIBLE / _MOST_LEVELS:
         levels = min(levels, math.ceil(_NEGLIGIBLE / step) + 1)
     if levels > _MOST_LEVELS:
+        least = least_epsilon(sensitivity=sensitivity, max_score=max_score)
         raise ValueError(
-            f"{levels} levels of {step:g} nats are more than {_MOST_LEVELS}: use fewer steps a sentence"
+            f"epsilon must be at least {least:.6g} for scores up to {max_score} of sensitivity {sensitivity}, got "
+            f"{epsilon=} (its table would pass {_MOST_LEVELS} levels); raise it, or round scores to fewer steps"
         )
     return sampling.level_weights(step, levels)
+
+
+def least_epsilon(*, sensitivity: int, max_score: int) -> float:
+    """The smallest epsilon above 0 whose table `weights` makes: 0 where any will do, as many levels as scores.
+
+    >>> least_epsilon(sensitivity=32, max_score=32 * 2000)
+    0.0
+    """
+    if max_score < _MOST_LEVELS:
+        return 0.0
+    return 2 * sensitivity * _NEGLIGIBLE / (_MOST_LEVELS - 1)
 
 
 def sample_with(
@@ -177,6 +190,12 @@ def sample_with(
 
 def residual(num_candidates: int, *, max_score: int) -> float:
     """Bounds the total variation distance between `sample` and its exact law.
+
+    Of the level: `categorical_residual`. Of the member drawn from a level or from the heads: 2^-128 each, because a
+    128-bit uniform is spread over them. Of permute-and-flip's coins: each threshold is off by at most 2^-128 for
+    its 128 bits and 2^-145 for its weight, so all coins together by at most 2^-127 a candidate. It is an upper
+    bound for both mechanisms at once, hence loose for either: the exponential mechanism tosses no coins,
+    permute-and-flip draws no level, and what is allowed for a coin is twice that.
 
     The delta of a release is 1 + e^epsilon times this: both neighbours' laws are off by it.
 

@@ -31,28 +31,51 @@ def create(path: files.PathLike) -> pathlib.Path:
     return folder
 
 
-def require(path: files.PathLike) -> pathlib.Path:
-    """The folder of a run that is to be resumed or read.
+def require(path: files.PathLike, command: str = "") -> pathlib.Path:
+    """The folder of a run of `command` (or of its area, or any) that is to be resumed or read.
 
     Raises:
-      InputError: it is not the folder of a run.
+      InputError: it is not the folder of such a run.
     """
     folder = pathlib.Path(path)
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} is not the folder of a run (no config.json); check --run-dir")
+    require_command(folder, command)
     return folder
 
 
+def require_command(folder: pathlib.Path, command: str) -> None:
+    """Refuses a folder that another command wrote, as its manifest says; one without a manifest passes.
+
+    Args:
+      command: such as "documents evaluate", or an area such as "keyboard".
+    """
+    if not (folder / "manifest.json").is_file():
+        return
+    wrote = str(read_manifest(folder).get("command", "")).removeprefix("jaxpriv ")
+    if f"{wrote} ".startswith(f"{command} ") or not command:
+        return
+    raise InputError(f"{folder} was written by `jaxpriv {wrote}`; give a folder of `jaxpriv {command}`")
+
+
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
+    """What the run was asked for."""
+    return _read(folder / "config.json")
+
+
+def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
+    """What ran."""
+    return _read(folder / "manifest.json")
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
-        saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        saved = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(saved, dict):
             raise ValueError("not an object")
         return saved
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"{folder / 'config.json'} cannot be read ({error}); the run folder is damaged"
-        ) from error
+        raise InputError(f"{path} cannot be read ({error}); the run folder is damaged") from error
 
 
 def require_same(

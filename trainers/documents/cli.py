@@ -7,7 +7,8 @@ from typing import Any
 
 from trainers.common import command
 from trainers.common.errors import InputError
-from trainers.documents.config import PRESETS, Config, ReleaseConfig
+from trainers.common.wording import counted
+from trainers.documents.config import PRESETS, Config, ReleaseConfig, named
 
 USAGE = """usage: jaxpriv documents {fit,release,evaluate} [OPTIONS]
 
@@ -32,8 +33,7 @@ def main(argv: Sequence[str]) -> int:
         if name == "fit":
             from trainers.documents.fit import fit
 
-            result = fit(config)
-            text = f"fitted in {result['seconds']:.0f} s: {result['run_dir']}"
+            result, text = fit(config)
         else:
             result, text = evaluate(config)
         command.finish(result, as_json=config.json, text=text)
@@ -44,18 +44,29 @@ def main(argv: Sequence[str]) -> int:
         from trainers.documents.release import release
 
         result = release(config)
-        text = (
-            f"{result['documents']} documents by {result['method']} ({result['variant']}): {result['output']}\n"
-            f"{result['guarantee']['sentence']}"
-        )
-        if result["without_sentences"] or result["one_sentence"]:
-            text += (
-                f"\n{result['without_sentences']} document(s) without a sentence say nothing of their text; "
-                f"{result['one_sentence']} of one sentence."
-            )
-        command.finish(result, as_json=config.json, text=text)
+        command.finish(result, as_json=config.json, text=release_words(result))
         return 0
     raise InputError(f"jaxpriv documents: unknown command {name!r}; choose fit, release or evaluate")
+
+
+def release_words(result: dict[str, Any]) -> str:
+    """What a release says to a person."""
+    lines = [
+        f"{counted(result['documents'], 'document')} by {result['method']} ({result['variant']}): {result['output']}",
+        result["guarantee"]["sentence"],
+    ]
+    if result["chosen_at"] != result["epsilon"]:
+        lines.append(
+            f"Epsilon {named(result['epsilon'])} was not fitted: method and variant are those chosen at "
+            f"{named(result['chosen_at'])}, the nearest that was."
+        )
+    if result["without_sentences"]:
+        lines.append(
+            f"{counted(result['without_sentences'], 'document')} without a sentence: nothing of its text is said."
+        )
+    if result["one_sentence"]:
+        lines.append(f"{counted(result['one_sentence'], 'document')} of one sentence.")
+    return "\n".join(lines)
 
 
 def begin(devices: int | None) -> None:
@@ -88,18 +99,16 @@ def parse_release(argv: Sequence[str], prog: str) -> ReleaseConfig:
 
 def evaluate(config: Config) -> tuple[dict[str, Any], str]:
     """Runs the evaluation and returns its JSON and its report."""
-    from trainers.common import files, manifest, metrics, statements
+    from trainers.common import files, metrics, statements
+    from trainers.documents import data, pictures, preparation, public
     from trainers.documents import evaluate as measure
-    from trainers.documents import pictures, preparation, public
 
-    preparation.check(config)
-    started = time.monotonic()
-    folder = preparation.open_run_dir(config)
-    encoder = preparation.open_encoder(config.encoder)
-    manifest.write(folder, command="documents evaluate", config=config, digests={"encoder": encoder.digest})
+    begun = time.monotonic()
+    started = preparation.start(config, "documents evaluate", data.SPLITS)
+    folder, facts = started.folder, started.facts
     root = preparation.secret_key(folder, config.insecure_noise_seed)
-    encoded, facts = preparation.load_encoded(config, encoder, ("train", "validation", "test"))
-    train, validation, test = (encoded[part] for part in ("train", "validation", "test"))
+    encoded = preparation.encode(config, started)
+    train, validation, test = (encoded[part] for part in data.SPLITS)
     prepared = public.prepare(config, train, validation)
     path = folder / "metrics.jsonl"
     done = metrics.read(path) if path.exists() else []
@@ -108,17 +117,18 @@ def evaluate(config: Config) -> tuple[dict[str, Any], str]:
     with metrics.Writer(path) as writer:
         measure.sweep(config, prepared, train, validation, test, root, writer, done)
         if "word_mdp" in config.methods:
-            measure.sweep_words(config, prepared, test, encoder, root, writer, done)
+            measure.sweep_words(config, prepared, test, started.encoder, root, writer, done)
     result = measure.summary(config, prepared, train, test, metrics.read(path))
     report = measure.write_report(folder, result, facts)
     pictures.draw(folder, result)
-    statement = preparation.comparison_statement(config)
-    statements.write(statement, folder / "privacy")
+    statement = preparation.comparison_statement(config, simulation=config.insecure_noise_seed is not None)
+    statements.write(statement, folder)
     result |= {
         "run_dir": str(folder),
         "documents": facts["documents"],
         "sentences": facts["sentences"],
+        "division": facts["division"],
         "guarantee": statement.data,
-        "seconds": time.monotonic() - started,
+        "seconds": time.monotonic() - begun,
     }
-    return result, report
+    return result, f"{report}\n{preparation.guarantee_words(config, statement)}"

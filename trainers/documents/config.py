@@ -22,6 +22,19 @@ METHODS = (
 EPSILONS = (1.0, 2.0, 5.0, 8.0, 10.0, 15.0, 20.0, 25.0, 30.0)
 
 
+LEAST_EPSILON = 1e-6  # a release with less says nothing, and its noise would leave float32's range
+
+
+def named(epsilon: float) -> str:
+    """An epsilon as text that no other epsilon has: names of streams and columns must not merge close ones.
+
+    >>> named(10.0), named(0.1), named(0.1 + 2**-50)
+    ('10', '0.1', '0.10000000000000089')
+    """
+    short = format(epsilon, "g")
+    return short if float(short) == epsilon else repr(float(epsilon))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """Fit the public side of sentence-private embeddings, or measure every method."""
@@ -110,7 +123,7 @@ class ReleaseConfig:
     data: str
     """Documents: a folder of .txt files, one .txt file, or records with `text` (and `id`)."""
     output: str
-    """Parquet file of embeddings to write; the statement goes beside it (.privacy.json, .privacy.md)."""
+    """Parquet file of embeddings to write; the statement goes beside it (FILE.privacy.json, FILE.privacy.md)."""
     epsilon: float
     """Budget of this release, in nats per replaced sentence."""
     method: Literal[

@@ -1,17 +1,20 @@
 """Documents from files, folders and installed packages, as sentences and as vectors."""
 
 import pathlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from trainers.common import docstrings, files, readers
 from trainers.common.errors import InputError
+from trainers.common.wording import counted
 from trainers.documents import sentences
 from trainers.documents.encoder import SentenceEncoder
 
 SPLITS = ("train", "validation", "test")
+HOLDOUT = 0.1  # of documents that no split is given for, as of client data
 WIDTHS = tuple(16 * 2**i for i in range(13))  # a document's sentences are padded to the next of these
 
 
@@ -93,37 +96,84 @@ def width_of(count: int) -> int:
     return width
 
 
-def load(source: str) -> tuple[dict[str, Documents], dict[str, Any]]:
-    """Train, validation and test documents with labels, and where they come from.
+def load(source: str, parts: Sequence[str] = SPLITS) -> tuple[dict[str, Documents], dict[str, Any]]:
+    """The named splits with labels, and where they come from: source, division in words, digest of what was read.
 
     Args:
       source: `docstrings` (those of installed packages, labelled by package), or a file whose records have
         `text` and `label`: a train file that finds its validation and test files beside it, or one with a
-        `split` column.
+        `split` column. One without either is divided by a hash of its documents' ids, a tenth each for validation
+        and for test; one with train and test documents gives a tenth of the former for validation.
 
     Raises:
       InputError: a split or a field is missing.
     """
+    facts: dict[str, Any] = {"source": source, "division": "splits given by the data"}
     if source == "docstrings":
         found = docstrings.load_documents()
-        parts: dict[str, list[tuple[str, str, str]]] = {name: [] for name in SPLITS}
+        rows: dict[str, list[tuple[str, str, str]]] = {name: [] for name in SPLITS}
         for i, (text, label, split) in enumerate(zip(found.texts, found.labels, found.splits)):
-            parts[split].append((f"{found.modules[i]}:{i}", text, label))
-        splits = {name: Documents(*map(list, zip(*rows))) for name, rows in parts.items()}
-        return splits, {"source": source, "digest": found.digest, "packages": found.versions}
-    names = readers.split_names(source)
-    missing = [name for name in SPLITS if name not in names]
-    if missing:
+            rows[split].append((f"{found.modules[i]}:{i}", text, label))
+        splits = {name: Documents(*map(list, zip(*rows[name]))) for name in parts}
+        facts |= {"packages": found.versions}
+    else:
+        splits, facts["division"] = _read_splits(source, parts)
+    facts["digest"] = files.digest_of(
+        *(x for name in parts for column in (*splits[name], [name]) for x in (str(len(column)), *column))
+    )
+    return splits, facts
+
+
+def _read_splits(source: str, parts: Sequence[str]) -> tuple[dict[str, Documents], str]:
+    """The named splits of a file, and in words how it is divided."""
+
+    def read(split: str | None) -> Documents:
+        records, _ = readers.read_records(source, ("text", "label"), optional=("id",), split=split)
+        return _documents(records, prefix=split or "document")
+
+    available = readers.split_names(source)
+    advice = (
+        "name the file with `train` in it and put the others beside it (NAME_train.jsonl, NAME_val.jsonl, "
+        "NAME_test.jsonl), or give it a `split` column"
+    )
+    if not available or set(available) == {"train"}:
+        whole = read(next(iter(available), None))
+        shares = {"train": 1 - 2 * HOLDOUT, "validation": HOLDOUT, "test": HOLDOUT}
+        divided = _by_hash(whole, shares)
+        if empty := [name for name in SPLITS if not divided[name].ids]:
+            raise InputError(
+                f"{source} has {counted(len(whole.ids), 'document')}, and a hash of their ids leaves none for "
+                f"{' or '.join(empty)}: give more, or {advice}"
+            )
+        words = f"documents divided by a hash of their id, {HOLDOUT:.0%} each for validation and for test"
+        return {name: divided[name] for name in parts}, words
+    derived = {"validation"} if "test" in available else set()
+    if missing := [name for name in ("train", *parts) if name not in available and name not in derived]:
         raise InputError(
-            f"{source} has no {' or '.join(missing)} documents: name the file with `train` in it and put the "
-            "others beside it (NAME_train.jsonl, NAME_val.jsonl, NAME_test.jsonl), or give it a `split` column"
+            f"{source} has {' and '.join(available)} documents, but no {missing[0]} ones: {advice}"
         )
-    splits = {}
-    for name in SPLITS:
-        records, _ = readers.read_records(source, ("text", "label"), optional=("id",), split=name)
-        splits[name] = _documents(records, prefix=name)
-    paths = {path for path in names.values() if pathlib.Path(path).is_file()}
-    return splits, {"source": source, "digest": files.digest_of(*(files.digest(p) for p in sorted(paths)))}
+    splits = {name: read(name) for name in parts if name in available}
+    if "validation" in available or "validation" not in parts:
+        return splits, "splits given by the data"
+    splits |= _by_hash(splits["train"], {"train": 1 - HOLDOUT, "validation": HOLDOUT})
+    if not splits["validation"].ids:
+        raise InputError(
+            f"{source} has too few train documents to keep some for validation: give more, or {advice}"
+        )
+    return (
+        splits,
+        f"train and test given by the data, {HOLDOUT:.0%} of the train documents taken for validation",
+    )
+
+
+def _by_hash(documents: Documents, shares: Mapping[str, float]) -> dict[str, Documents]:
+    """Divided by a hash of the id: the same document always falls in the same part."""
+    position = np.array([readers.unit_hash(i) for i in documents.ids])
+    part = np.searchsorted(np.cumsum(list(shares.values()))[:-1], position, side="right")
+    return {
+        name: Documents(*([column[i] for i in np.flatnonzero(part == number)] for column in documents))
+        for number, name in enumerate(shares)
+    }
 
 
 def read_private(source: str) -> Documents:
@@ -179,7 +229,7 @@ def _documents(records: list[dict[str, Any]], *, prefix: str) -> Documents:
         ids.append(str(record["id"]) if record.get("id") is not None else f"{prefix}:{i}")
         labels.append("" if record.get("label") is None else str(record["label"]))
     if len(set(ids)) < len(ids):
-        again = next(i for i in ids if ids.count(i) > 1)
+        again = Counter(ids).most_common(1)[0][0]
         raise InputError(f"document id {again!r} occurs twice; ids must tell documents apart")
     return Documents(ids, texts, labels)
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxpriv import keys
 from trainers.common import files, metrics, progress
 from trainers.documents import methods, networks, word_mdp
-from trainers.documents.config import Config
+from trainers.documents.config import Config, named
 from trainers.documents.data import Encoded
 from trainers.documents.encoder import SentenceEncoder
 from trainers.documents.public import Public
@@ -30,7 +30,7 @@ def choose(
     """The variant with the best macro-F1 on released validation documents, and that score."""
     num_classes, best = len(validation.classes), ("", -1.0)
     for variant in method.variants:
-        stream = keys.stream(root, f"validation {method.name} {epsilon:g} {variant}")
+        stream = keys.stream(root, f"validation {method.name} {named(epsilon)} {variant}")
         released = method.release(
             prepared, validation, jax.random.split(stream, len(validation.ids)), epsilon, variant
         )
@@ -68,10 +68,11 @@ def sweep(
             bar.update()
             if (name, epsilon) in finished:
                 continue
+            method.check(epsilon, test, "--epsilons")
             variant, validation_score = choose(method, on_validation, validation, root, epsilon)
             predictions = []
             for trial in range(config.trials):
-                stream = keys.for_round(keys.stream(root, f"test {name} {epsilon:g}"), trial)
+                stream = keys.for_round(keys.stream(root, f"test {name} {named(epsilon)}"), trial)
                 released = method.release(
                     on_test, test, jax.random.split(stream, len(test.ids)), epsilon, variant
                 )
@@ -168,7 +169,7 @@ def sweep_words(
     for epsilon in todo:
         scores = []
         for trial in range(config.word_trials):
-            key = keys.for_round(keys.stream(root, f"word_mdp {epsilon:g}"), trial)
+            key = keys.for_round(keys.stream(root, f"word_mdp {named(epsilon)}"), trial)
             rewritten = word_mdp.rewrite(key, part.texts, space, epsilon=epsilon, splitter=config.splitter)
             predicted = public.classifier.predict(word_mdp.means(rewritten, encoder))
             scores.append(networks.macro_f1(part.labels, predicted, len(part.classes)))
@@ -195,7 +196,7 @@ def summary(
     spread: dict[str, dict[str, float]] = {}
     choices: dict[str, dict[str, str]] = {}
     for record in records:
-        epsilon = "inf" if record["epsilon"] is None else format(record["epsilon"], "g")
+        epsilon = "inf" if record["epsilon"] is None else named(record["epsilon"])
         name = record["method"]
         means.setdefault(name, {})[epsilon] = float(np.mean(record["trials"]))
         spread.setdefault(name, {})[epsilon] = float(np.std(record["trials"]))

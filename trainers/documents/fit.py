@@ -3,19 +3,18 @@
 import time
 from typing import Any
 
-from trainers.common import manifest, metrics, progress
+from trainers.common import metrics, progress
+from trainers.common.wording import counted
 from trainers.documents import evaluate, methods, preparation, public, store
-from trainers.documents.config import Config
+from trainers.documents.config import Config, named
 
 
-def fit(config: Config) -> dict[str, Any]:
-    """Writes a fitted folder and returns `run_dir`, `choices`, validation macro-F1 and `seconds`."""
-    preparation.check(config)
-    started = time.monotonic()
-    folder = preparation.open_run_dir(config)
-    encoder = preparation.open_encoder(config.encoder)
-    manifest.write(folder, command="documents fit", config=config, digests={"encoder": encoder.digest})
-    encoded, facts = preparation.load_encoded(config, encoder, ("train", "validation"))
+def fit(config: Config) -> tuple[dict[str, Any], str]:
+    """Writes a fitted folder; returns `run_dir`, `choices`, validation macro-F1 and so on, and the same in words."""
+    begun = time.monotonic()
+    started = preparation.start(config, "documents fit", ("train", "validation"))
+    folder, facts = started.folder, started.facts
+    encoded = preparation.encode(config, started)
     train, validation = encoded["train"], encoded["validation"]
     prepared = public.prepare(config, train, validation)
     # Public documents are released here only to compare variants: a seed serves, nothing private is at stake.
@@ -27,20 +26,48 @@ def fit(config: Config) -> dict[str, Any]:
     for name, method in built.items():
         on_validation = method.prepare(validation, method.variants)
         for epsilon in config.epsilons:
+            method.check(epsilon, validation, "--epsilons")
             variant, score = evaluate.choose(method, on_validation, validation, root, epsilon)
-            choices.setdefault(name, {})[format(epsilon, "g")] = variant
-            scores.setdefault(name, {})[format(epsilon, "g")] = score
+            choices.setdefault(name, {})[named(epsilon)] = variant
+            scores.setdefault(name, {})[named(epsilon)] = score
             bar.update()
     bar.close()
-    store.save(folder, store.Fitted(config, prepared, train, validation, choices, scores, encoder.digest))
+    store.save(
+        folder, store.Fitted(config, prepared, train, validation, choices, scores, started.encoder.digest)
+    )
     result = {
         "run_dir": str(folder),
         "choices": choices,
         "validation_macro_f1": scores,
         "documents": facts["documents"],
         "sentences": facts["sentences"],
-        "seconds": time.monotonic() - started,
+        "division": facts["division"],
+        "seconds": time.monotonic() - begun,
     }
     with metrics.Writer(folder / "metrics.jsonl") as writer:
         writer.write(**result)
-    return result
+    return result, _words(config, result)
+
+
+def _words(config: Config, result: dict[str, Any]) -> str:
+    lines = [
+        "Macro-F1 in percent on "
+        f"{counted(result['documents']['validation'], 'public validation document')} ({result['division']}), "
+        "each method in the variant that did best there:",
+        "",
+        "| method | " + " | ".join(f"eps {named(e)}" for e in config.epsilons) + " |",
+        "| --- |" + " ---: |" * len(config.epsilons),
+    ]
+    for name, row in result["validation_macro_f1"].items():
+        cells = [f"{score:.1f} ({result['choices'][name][e]})" for e, score in row.items()]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    statement = preparation.comparison_statement(config, simulation=False)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Fitting reads public documents alone and spends nothing.",
+            preparation.guarantee_words(config, statement),
+            f"Fitted in {result['seconds']:.0f} s: {result['run_dir']}",
+        ]
+    )

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpriv import depth, keys, worddp
+from jaxpriv import depth, keys, selection, worddp
+from trainers.common.errors import InputError
 from trainers.documents import mechanisms, networks
-from trainers.documents.config import Config
+from trainers.documents.config import Config, named
 from trainers.documents.data import Encoded
 from trainers.documents.public import VOTE_EPSILONS, Public, unit
 
@@ -36,6 +37,7 @@ class Method:
     prepare: (documents, variants) to what all epsilons and trials share, by variant; it is not private.
     release: (prepared, documents, one key a document, epsilon, variant) to Released.
     predict: (released, epsilon, variant) to class indices.
+    least_epsilon: the smallest epsilon that it serves for a document of so many sentences.
     """
 
     name: str
@@ -45,6 +47,17 @@ class Method:
     prepare: Callable[[Encoded, tuple[str, ...]], dict[str, Any]]
     release: Callable[[dict[str, Any], Encoded, jax.Array, float, str], Released]
     predict: Callable[[Released, float, str], np.ndarray]
+    least_epsilon: Callable[[int], float] = lambda count: 0.0
+
+    def check(self, epsilon: float, documents: Encoded, what: str) -> None:
+        """Refuses an epsilon, the option `what`, that is too small for the longest of the documents."""
+        longest = int(documents.counts.max(initial=1))
+        least = self.least_epsilon(longest)
+        if epsilon < least:
+            raise InputError(
+                f"{what} {epsilon:g} is too small for {self.name} on a document of {longest} sentences: give at "
+                f"least {least * 1.001:.3g}, leave that document out, or use low_rank, which has no such limit"
+            )
 
 
 def build(config: Config, public: Public, train: Encoded, validation: Encoded) -> dict[str, Method]:
@@ -95,6 +108,9 @@ def _drawn(
         prepare=scores,
         release=release,
         predict=lambda released, epsilon, variant: labels[released.candidates],
+        least_epsilon=lambda count: selection.least_epsilon(
+            sensitivity=sensitivity, max_score=int(most_a_sentence * count)
+        ),
     )
 
 
@@ -299,7 +315,7 @@ def _low_rank(config: Config, public: Public, train: Encoded, validation: Encode
         if variant not in public_means:
             public_means[variant] = [means(x, (variant,))[variant] for x in (train, validation)]
         if (epsilon, variant) not in classifiers:
-            stream = keys.stream(root, f"{epsilon:g} {variant}")
+            stream = keys.stream(root, f"{named(epsilon)} {variant}")
             found = [
                 noised(
                     {variant: prepared},

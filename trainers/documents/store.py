@@ -3,13 +3,15 @@
 import dataclasses
 import json
 import pathlib
+import zipfile
+import zlib
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flax import nnx
 
-from trainers.common import files
+from trainers.common import files, run_dir
 from trainers.common.errors import InputError
 from trainers.documents import networks
 from trainers.documents.config import Config
@@ -17,7 +19,7 @@ from trainers.documents.data import Encoded
 from trainers.documents.public import VOTE_EPSILONS, Public
 
 _NETWORKS = ("classifier", "recoded_classifier")
-_FORMAT = 2
+_FORMAT = 3
 
 
 class Fitted(NamedTuple):
@@ -60,7 +62,8 @@ def save(folder: pathlib.Path, fitted: Fitted) -> None:
     for part in ("train", "validation"):
         one: Encoded = getattr(fitted, part)
         documents |= {f"{part}/{k}": getattr(one, k) for k in ("labels", "vectors", "offsets")}
-        documents |= {f"{part}/{k}": np.array(getattr(one, k), np.str_) for k in ("ids", "texts")}
+        for name in ("ids", "texts"):
+            documents |= {f"{part}/{name}{k}": v for k, v in _packed(getattr(one, name)).items()}
     with files.atomic_write(folder / "documents.npz", "wb") as file:
         np.savez(file, **documents)
     record = {
@@ -83,6 +86,7 @@ def load(folder: pathlib.Path) -> Fitted:
       InputError: the folder is not one, or its fit was not finished.
     """
     path = folder / "fit.json"
+    run_dir.require_command(folder, "documents fit")
     if not path.is_file():
         raise InputError(
             f"{folder} holds no fit.json; make it with `jaxpriv documents fit --run-dir {folder}` (add --resume if it "
@@ -91,7 +95,10 @@ def load(folder: pathlib.Path) -> Fitted:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["format"] != _FORMAT:
-            raise InputError(f"{path} has format {record['format']}, not {_FORMAT}; fit again")
+            raise InputError(
+                f"{path} was written by another version of jaxpriv (format {record['format']}, this one reads "
+                f"{_FORMAT}); fit again, and keep its ledger.json: what documents have spent stays spent"
+            )
         settings: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in record["config"].items()
         }
@@ -102,7 +109,9 @@ def load(folder: pathlib.Path) -> Fitted:
             train, validation = (
                 _encoded(arrays, part, tuple(record["classes"])) for part in ("train", "validation")
             )
-    except (KeyError, TypeError, OSError, json.JSONDecodeError) as error:
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"fitted folder {folder} is damaged ({error}); fit again") from error
     return Fitted(
         config, public, train, validation, record["choices"], record["validation_macro_f1"], record["encoder"]
@@ -136,13 +145,25 @@ def _public(arrays: dict[str, np.ndarray]) -> Public:
 
 def _encoded(arrays: Any, part: str, classes: tuple[str, ...]) -> Encoded:
     return Encoded(
-        arrays[f"{part}/ids"].tolist(),
-        arrays[f"{part}/texts"].tolist(),
+        _unpacked(arrays, f"{part}/ids"),
+        _unpacked(arrays, f"{part}/texts"),
         arrays[f"{part}/labels"],
         classes,
         arrays[f"{part}/vectors"],
         arrays[f"{part}/offsets"],
     )
+
+
+def _packed(texts: list[str]) -> dict[str, np.ndarray]:
+    """UTF-8 bytes one after another and where each text ends: as large as the texts, however long one of them is."""
+    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    ends = np.cumsum([len(one) for one in encoded], dtype=np.int64)
+    return {"": np.frombuffer(b"".join(encoded), np.uint8), "/ends": ends}
+
+
+def _unpacked(arrays: Any, name: str) -> list[str]:
+    data, ends = arrays[name].tobytes(), arrays[f"{name}/ends"].tolist()
+    return [data[a:b].decode("utf-8", "surrogatepass") for a, b in zip([0, *ends], ends)]
 
 
 def _flatten(state: nnx.State) -> dict[str, np.ndarray]:

@@ -68,6 +68,6 @@ class ExportConfig:
     run_dir: str = "runs/keyboard"
     """Folder of the run."""
     output: str = "keyboard.safetensors"
-    """File to write; the statement lands beside it as .privacy.json and .privacy.md."""
+    """File to write; the statement lands beside it as FILE.privacy.json and FILE.privacy.md."""
     json: bool = False
     """Print one JSON object as the last line of standard output; everything else goes to standard error."""

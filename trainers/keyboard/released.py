@@ -105,17 +105,17 @@ def _digest(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> str:
 
 
 def export(source: files.PathLike, output: files.PathLike) -> Released:
-    """Writes the model of a run folder to `output`, and its statement beside it (.privacy.json, .privacy.md).
+    """Writes the model of a run folder to `output`, and its statement beside it (OUTPUT.privacy.json and .md).
 
     Raises:
       InputError: `output` exists already or is not named .safetensors, or the run has no model yet.
     """
-    folder, target = run_dir.require(source), pathlib.Path(output)
+    folder, target = run_dir.require(source, "keyboard"), pathlib.Path(output)
     if target.suffix != ".safetensors":
         raise InputError(f"--output {output} must end in .safetensors")
     if target.exists():
         raise InputError(f"{output} exists already; choose another --output")
     released = load(folder)
-    statements.write(PrivacyStatement(released.statement), target.with_suffix(".privacy"))
+    statements.write(PrivacyStatement(released.statement), target)
     save(target, released)
     return released

@@ -48,7 +48,7 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     with processes.together():
         _require_one_process(config)
         if config.resume and not (folder / pretrain.FOLDER / "config.json").is_file():
-            run_dir.require(folder)
+            run_dir.require(folder, "keyboard")
         if config.resume and (folder / "config.json").is_file():  # said before anything is read or planned
             require_same_settings(run_dir.read_config(folder), config, where=f"the run in {folder}")
         data = corpus.load(config)
@@ -199,7 +199,7 @@ def _result(
 def write_statement(folder: pathlib.Path) -> PrivacyStatement:
     """Writes privacy.json and privacy.md from the run's own record, and returns what they say."""
     statement = reporting.report(folder)
-    statements.write(statement, folder / "privacy")
+    statements.write(statement, folder)
     return statement
 
 
@@ -300,7 +300,7 @@ def model_of(run: files.PathLike, *, stage_alone: bool = False) -> tuple[pathlib
     Raises:
       InputError: it is no run; or one stage of a run, whose cost alone says too little, unless `stage_alone`.
     """
-    folder = run_dir.require(run)
+    folder = run_dir.require(run, "keyboard")
     around = folder.resolve().parent
     if not stage_alone and (record.read_stages(around) or []).count(folder.resolve().name):
         raise InputError(f"{folder} is one stage of the run in {around}; give that folder, which states both")

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from trainers.common import files, manifest, metrics
+from trainers.common import run_dir as folders
 from trainers.common.errors import InputError
 from trainers.translation import corpora, experiment, report, scoring
 from trainers.translation.config import METHODS, Config
@@ -66,6 +67,7 @@ def _check_same(run_dir: pathlib.Path, config: Config) -> None:
     place = run_dir / "config.json"
     if not place.exists():
         return
+    folders.require_command(run_dir, "translation train")
     before = json.loads(place.read_text(encoding="utf-8"))
     now = manifest.config_dict(config)
     for name in (f.name for f in dataclasses.fields(config)):
@@ -118,6 +120,7 @@ def evaluate(run_dir: str) -> tuple[dict[str, Any], str]:
 
 def read_config(run_dir: str) -> Config:
     """The settings of a run folder, ready to continue it."""
+    folders.require_command(pathlib.Path(run_dir), "translation train")
     place = files.existing_file(pathlib.Path(run_dir) / "config.json", "run description")
     record = json.loads(place.read_text(encoding="utf-8"))
     for field in dataclasses.fields(Config):

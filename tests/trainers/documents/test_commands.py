@@ -55,14 +55,45 @@ def test_release_writes_embeddings_statement_and_ledger(capsys, fitted, letters,
     assert "the" not in json.loads(ledger.read_text())["spent"]  # digests only, no text
     assert ledger.stat().st_mode & 0o077 == 0
 
+    assert result["chosen_at"] == 10
+    statement = json.loads((tmp_path / "out.parquet.privacy.json").read_text())
+    for path in (output, tmp_path / "out.parquet.privacy.json"):
+        assert cli.main(["account", "report", str(path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["statement"] == statement
+
     again = tmp_path / "again.parquet"
     status, _, err = run(capsys, *arguments, "--output", again, "--epsilon", 5)
     assert status == 2
     assert "released before" in err
     assert not again.exists()
-    status, lines, _ = run(capsys, *arguments, "--output", again, "--epsilon", 5, "--allow-repeats", "--json")
+    status, lines, err = run(
+        capsys, *arguments, "--output", again, "--epsilon", 5, "--allow-repeats", "--json"
+    )
     assert status == 0
     assert json.loads(lines[-1])["guarantee"]["epsilon"] == 15
+    assert json.loads(lines[-1])["chosen_at"] == 10
+    assert "Epsilon 5 was not fitted" in err
+    assert "chosen at 10" in err
+    assert "7 documents by" in err
+
+
+@pytest.mark.parametrize(("epsilon", "words"), [("1e-300", "at least 1e-06"), ("0.01", "at least 0.0983")])
+def test_an_epsilon_that_cannot_be_served_is_said_of_its_own_option(
+    capsys, fitted, letters, tmp_path, epsilon, words
+):
+    """The second: 10,000 sentences have more score levels than a table holds; low_rank has no scores."""
+    arguments = ("release", "--run-dir", fitted, "--data", letters, "--ledger", tmp_path / "l.json")
+    arguments += ("--output", tmp_path / "o.parquet", "--epsilon", epsilon)
+    status, _, err = run(capsys, *arguments, "--method", "bounded_sum")
+    assert status == 2
+    said = err.strip().splitlines()[-1]  # after a bar, which the second shows
+    assert "--epsilon" in said
+    assert words in said
+    assert not (tmp_path / "l.json").exists()
+    assert not (tmp_path / "o.parquet").exists()
+    if epsilon == "0.01":
+        assert "10000 sentences" in said
+        assert run(capsys, *arguments, "--method", "low_rank")[0] == 0
 
 
 def test_the_same_text_under_another_name_counts_as_released(capsys, fitted, tmp_path):
@@ -139,8 +170,10 @@ def test_evaluate_reports_every_method_and_resumes_to_the_same_result(
         "--candidates",
         "kmedoids",
     ]
-    status, lines, _ = run(capsys, *arguments, "--json")
+    status, lines, err = run(capsys, *arguments, "--json")
     assert status == 0
+    assert "Each sentence has 10.0000-differential privacy" in err
+    assert "does not cover deepest_candidate (no privacy) and word_mdp" in err
     result = json.loads(lines[-1])
     scores = result["macro_f1"]
     assert set(scores) == {"nonprivate", "random", *METHODS}

@@ -1,11 +1,21 @@
 """What documents have spent, and the statement over several releases: no earlier release is lost."""
 
 import dataclasses
+import json
+import math
+import pathlib
+import tempfile
 from types import SimpleNamespace
 
+import hypothesis
+import hypothesis.strategies as st
+import jax
 import numpy as np
 import pytest
 
+import accounting
+from jaxpriv import selection
+from tests.accounting_runs import valid
 from trainers.common.errors import InputError
 from trainers.documents import cache, ledger, release
 from trainers.documents.config import Config, ReleaseConfig
@@ -56,22 +66,107 @@ def test_a_damaged_ledger_is_refused(tmp_path, text):
         ledger.Ledger(tmp_path)
 
 
-def stated(entries, *, sampler="permute_and_flip", utility="bounded_sum", draws=True):
-    """The statement after `entries`, the last of which is this call's."""
+def stated(*documents, sampler="permute_and_flip", utility="bounded_sum", draws=True):
+    """The statement over documents with these entries, the last of which is this call's."""
     fitted = SimpleNamespace(
         config=dataclasses.replace(Config(), selection=sampler), public=SimpleNamespace(rows=np.arange(20))
     )
-    config = ReleaseConfig(run_dir="", data="", output="", epsilon=entries[-1].epsilon)
+    config = ReleaseConfig(run_dir="", data="", output="", epsilon=documents[0][-1].epsilon)
     method = SimpleNamespace(name="m", utility=utility, draws=draws)
-    documents = SimpleNamespace(ids=["a"], counts=np.array([3]))
-    return release.state(config, fitted, method, documents, [entries]).data
+    encoded = SimpleNamespace(ids=[f"d{i}" for i in range(len(documents))], counts=np.full(len(documents), 3))
+    found = release.state(config, fitted, method, encoded, documents)
+    valid(found)
+    return found.data
 
 
-def test_the_smaller_rho_of_the_exponential_mechanism_needs_it_in_every_release():
+def test_the_smaller_rho_of_the_exponential_mechanism_is_for_its_own_releases():
     flips, exponential = (Entry(0.1, "bounded_sum", s) for s in ("permute_and_flip", "exponential"))
     mixed = stated([flips] * 9 + [exponential], sampler="exponential")
-    assert mixed["rho"] == pytest.approx(10 * 0.1**2 / 2)
+    assert mixed["rho"] == pytest.approx(9 * 0.1**2 / 2 + 0.1**2 / 8)
     assert stated([exponential] * 10, sampler="exponential")["rho"] == pytest.approx(10 * 0.1**2 / 8)
+
+
+FLIP, EXPONENTIAL, NOISE = "permute_and_flip", "exponential", ""
+
+
+def test_rho_and_epsilon_are_the_largest_of_any_document_though_not_of_one():
+    """Many small releases add up to the larger epsilon, one large release has the larger rho."""
+    many, one = [Entry(0.2, "m", FLIP)] * 100, [Entry(10.0, "m", FLIP)]
+    for documents in ((many, one), (one, many)):
+        found = stated(*documents)
+        assert found["rho"] == pytest.approx(10**2 / 2)
+        assert found["epsilon"] > stated(one)["epsilon"] == 10
+        assert len(found["alternatives"]) == 1
+    assert "alternatives" not in stated(one, one)
+    assert "alternatives" not in stated(one, one + many)  # who did more holds for who did less
+
+
+def test_what_one_document_assumes_all_do():
+    draws, noise = [Entry(20.0, "m", FLIP)], [Entry(5.0, "m", NOISE)]
+    assert any("real arithmetic" in a for a in stated(draws, noise)["assumptions"])
+    large = [Entry(20.0, "m", NOISE)]
+    assert stated(large)["delta"] == 0
+    assert stated(large, [Entry(5.0, "m", FLIP)])["delta"] > 0
+    assert stated(large, [Entry(5.0, "m", FLIP, insecure=True)])["simulation"]
+
+
+histories = st.lists(
+    st.lists(
+        st.builds(
+            Entry,
+            st.sampled_from([0.1, 1.0, 4.0, 40.0]),
+            st.just("m"),
+            st.sampled_from([FLIP, EXPONENTIAL, NOISE]),
+        ),
+        min_size=1,
+        max_size=4,
+    ).map(lambda entries: entries * 6),
+    min_size=1,
+    max_size=4,
+)
+
+
+@hypothesis.settings(max_examples=25)
+@hypothesis.given(histories)
+def test_no_document_has_spent_more_than_is_stated(documents):
+    found = stated(*documents)
+    for entries in documents:
+        alone = accounting.compose(
+            [
+                accounting.PureDP(
+                    epsilon=e.epsilon,
+                    bounded_range=e.sampler == EXPONENTIAL,
+                    adjacency="replace-one",
+                    unit="sentence",
+                )
+                for e in entries
+            ],
+            delta=found["delta"] - found.get("approximation", 0.0),
+        )
+        assert alone.epsilon <= found["epsilon"] * (1 + 1e-9)
+        assert alone.rho <= found["rho"] * (1 + 1e-9)
+        drawn, total = sum(bool(e.sampler) for e in entries), sum(e.epsilon for e in entries)
+        if found["delta"]:
+            distance = drawn * selection.residual(5000, max_score=1000)
+            assert found["approximation"] >= distance * (1 + math.exp(total))
+    written = pathlib.Path(tempfile.mkdtemp()) / "privacy.json"
+    written.write_text(json.dumps(found))
+    assert accounting.report(written).data == found  # composed again
+
+
+def test_no_two_ids_share_a_key_though_half_of_their_digests_agree(monkeypatch):
+    """Whoever chooses ids must not find two with one key: digests that agree in all but their last byte differ."""
+
+    def digest(data):
+        return SimpleNamespace(digest=lambda: bytes(31) + data[-1:])
+
+    config = ReleaseConfig(run_dir="", data="", output="", epsilon=1.0, insecure_noise_seed=1)
+    monkeypatch.setattr(release, "hashlib", SimpleNamespace(sha256=digest))
+    rows = jax.random.key_data(release.document_keys(config, ["a", "b", "c", "a"], [0, 0, 0, 1]))
+    assert len({tuple(row) for row in rows.tolist()}) == 4
+    for i, (name, counter) in enumerate((("a", 0), ("b", 0), ("c", 0), ("a", 1))):  # alone as among others
+        alone = release.document_keys(config, [name], [counter])
+        assert (jax.random.key_data(alone)[0] == rows[i]).all()
 
 
 def test_earlier_noise_keeps_its_assumption_and_earlier_draws_their_delta():

@@ -325,9 +325,9 @@ def command(capsys, *argv):
 def test_export_and_the_commands_that_use_it(run, tmp_path, capsys, monkeypatch):
     out = tmp_path / "k.safetensors"
     assert command(capsys, "export", "--run-dir", run.run_dir, "--output", out)[0] == 0
-    statement = json.loads((tmp_path / "k.privacy.json").read_text())
+    statement = json.loads((tmp_path / "k.safetensors.privacy.json").read_text())
     assert released.load(out).statement == statement
-    assert statement["sentence"].split(".")[0] in (tmp_path / "k.privacy.md").read_text()
+    assert statement["sentence"].split(".")[0] in (tmp_path / "k.safetensors.privacy.md").read_text()
     assert set(load_file(out)) == set(released.load(run.run_dir).params)
     with pytest.raises(InputError, match="exists already"):
         cli.main(["export", "--run-dir", run.run_dir, "--output", str(out)])

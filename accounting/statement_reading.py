@@ -1,0 +1,110 @@
+"""A statement from its file, its numbers computed again where its mechanisms allow it."""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from accounting import record
+from accounting.mechanisms import PureDP
+from accounting.statement import PrivacyStatement, largest, round_up
+from accounting.statement_schema import SCHEMA, SCHEMA_NAME, SCHEMA_VERSION
+
+PathLike = str | os.PathLike[str]
+NAME = "privacy.json"
+
+
+def place(path: PathLike) -> pathlib.Path | None:
+    """The statement's file for a file or folder; None for the folder of a run, whose record says more.
+
+    FILE has FILE.privacy.json beside it, a folder has privacy.json inside, and a .json file may be one itself.
+    """
+    where = pathlib.Path(path)
+    if where.is_dir():
+        has_record = any((where / name).exists() for name in (record.MECHANISM_FILE, record.STAGES_FILE))
+        return None if has_record or not (where / NAME).is_file() else where / NAME
+    if not where.is_file():
+        return None
+    beside = where.with_name(f"{where.name}.{NAME}")
+    if beside.is_file():
+        return beside
+    if where.suffix != ".json":
+        raise ValueError(
+            f"{where}: no statement {beside.name} is beside it; give that file or a run's folder"
+        )
+    return where
+
+
+def read(path: PathLike) -> PrivacyStatement:
+    """Reads a statement; pure mechanisms are composed again and must not give more than it says.
+
+    Raises:
+      ValueError: it is no statement of this version, or says less than its mechanisms give.
+    """
+    try:
+        data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({error}); give a statement or a run's folder") from None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA_NAME:
+        raise ValueError(f'{path}: not a privacy statement (its "schema" must be "{SCHEMA_NAME}")')
+    if data.get("version") != SCHEMA_VERSION:
+        raise ValueError(
+            f"{path}: version {data.get('version')!r} is not {SCHEMA_VERSION}; use a matching jaxpriv"
+        )
+    if missing := [name for name in SCHEMA["required"] if name not in data]:
+        raise ValueError(f"{path}: the statement lacks {', '.join(missing)}; it is damaged")
+    try:
+        _check(data)
+        found = PrivacyStatement(data)
+        found.markdown()  # whatever has another form than the schema's shows here
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path}: the statement is damaged or was changed ({error})") from None
+    return found
+
+
+def _check(data: Mapping[str, Any]) -> None:
+    histories = [data["mechanisms"], *data.get("alternatives", [])]
+    if data["epsilon"] is None or not all(m["kind"] == "PureDP" for one in histories for m in one):
+        return
+    if not data["mechanisms"]:
+        return
+    parts = [[_pure(m, data) for m in one] for one in histories]
+    found = largest(parts, delta=data["delta"] - data.get("approximation", 0.0))
+    for name, value in (("epsilon", found.epsilon), ("rho", found.rho)):
+        # Another version may compose a little less tightly: only what says too little is wrong.
+        if not float(data[name]) >= value * (1 - 1e-6):
+            raise ValueError(f"it says {name} {data[name]}, and its mechanisms give {value:g}")
+    if data["epsilon_printed"] != round_up(float(data["epsilon"])):
+        raise ValueError(f"epsilon {data['epsilon']} is printed as {data['epsilon_printed']}")
+
+
+def _pure(mechanism: Mapping[str, Any], data: Mapping[str, Any]) -> PureDP:
+    return PureDP(
+        epsilon=float(mechanism["epsilon_of_one_release"]),
+        releases=mechanism["releases"],
+        bounded_range=mechanism["bounded_range"],
+        adjacency=data["adjacency"],
+        unit=data["unit"],
+    )
+
+
+def finished(paths: Sequence[PathLike], claims: Mapping[str, Any]) -> PrivacyStatement | None:
+    """The statement that the only one of `paths` has; None where all are runs.
+
+    Args:
+      claims: what is asked to be stated instead, by option; only a run's record can support it.
+
+    Raises:
+      ValueError: a statement among several paths, which cannot be composed with them; a claim about one.
+    """
+    found = [(path, where) for path in paths if (where := place(path)) is not None]
+    if not found:
+        return None
+    if len(paths) > 1:
+        raise ValueError(
+            f"{found[0][0]} has a finished statement, which is reported alone; runs are composed"
+        )
+    if given := [name for name, value in claims.items() if value not in (None, "enforced")]:
+        raise ValueError(f"{found[0][0]} has a finished statement: {', '.join(given)} needs a run's folder")
+    return read(found[0][1])

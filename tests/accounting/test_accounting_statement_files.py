@@ -1,0 +1,94 @@
+"""A statement read back from its file: found beside what it is about, composed again, refused if it says too little."""
+
+import json
+
+import pytest
+
+import accounting
+from accounting import cli
+from tests.accounting_runs import facts, valid, write
+
+MANY = [accounting.PureDP(epsilon=0.2, releases=100, adjacency="replace-one", unit="sentence")]
+ONE = [accounting.PureDP(epsilon=10.0, releases=1, adjacency="replace-one", unit="sentence")]
+
+
+def stated(**options):
+    return accounting.statement(MANY, delta=1e-20, alternatives=[ONE], approximation=5e-21, **options)
+
+
+def test_alternatives_state_the_largest_of_each_number():
+    said = stated()
+    valid(said)
+    alone = [accounting.compose(one, delta=5e-21) for one in (MANY, ONE)]
+    assert said.data["epsilon"] == max(one.epsilon for one in alone) == alone[0].epsilon
+    assert said.data["rho"] == max(one.rho for one in alone) == alone[1].rho
+    assert said.data["delta"] == 1e-20
+    words = said.markdown()
+    assert "100 releases of pure epsilon 0.2" in words
+    assert "1 release of pure epsilon 10.0" in words
+    other = accounting.PureDP(epsilon=1.0, adjacency="replace-one", unit="word")
+    with pytest.raises(ValueError, match="unequal unit"):
+        accounting.statement(MANY, delta=0.0, alternatives=[[other]])
+    with pytest.raises(ValueError, match="approximation"):
+        accounting.statement(MANY, delta=1e-20, approximation=1e-19)
+
+
+@pytest.mark.parametrize("name", ["out.parquet", "out.parquet.privacy.json", "."])
+def test_the_statement_beside_a_file_or_in_a_folder_is_reported(capsys, tmp_path, name):
+    (tmp_path / "out.parquet").write_bytes(b"PAR1")
+    (tmp_path / "out.parquet.privacy.json").write_text(stated().json())
+    (tmp_path / "privacy.json").write_text(stated().json())
+    assert accounting.report(tmp_path / name).data == stated().data
+    assert cli.main(["report", str(tmp_path / name), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[-1])["epsilon"] == stated().data["epsilon"]
+    assert stated().sentence in err
+
+
+def test_a_runs_record_says_more_than_a_statement_in_its_folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    folder = write(tmp_path / "run", facts())
+    (folder / "privacy.json").write_text(stated().json())
+    assert accounting.report(folder).data["unit"] == "device"
+    (tmp_path / "out.parquet").write_bytes(b"PAR1")
+    (tmp_path / "out.parquet.privacy.json").write_text(stated().json())
+    with pytest.raises(ValueError, match="reported alone"):
+        accounting.report([folder, tmp_path / "out.parquet"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": 1.0, "epsilon_printed": "1.0000"}, "its mechanisms give"),
+        ({"rho": 2.0}, "its mechanisms give"),
+        ({"epsilon_printed": "1.0000"}, "printed"),
+        ({"alternatives": [[{"kind": "PureDP"}]]}, "damaged"),
+        ({"mechanisms": 3}, "damaged"),
+        ({"notes": None, "schema": "other"}, "not a privacy statement"),
+        ({"version": 7}, "version"),
+        ({"unit": None}, "damaged"),
+    ],
+)
+def test_a_statement_that_says_too_little_or_is_none_is_one_line(capsys, tmp_path, change, message):
+    (tmp_path / "s.json").write_text(json.dumps({**stated().data, **change}))
+    assert cli.main(["report", str(tmp_path / "s.json")]) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert not out
+
+
+def test_what_only_a_run_can_support_is_refused_for_a_statement(capsys, tmp_path):
+    (tmp_path / "s.json").write_text(stated().json())
+    (tmp_path / "x.parquet").write_bytes(b"PAR1")
+    for words, message in (
+        (["s.json", "--observed"], "needs a run's folder"),
+        (["s.json", "--plot", str(tmp_path / "p.png")], "--plot"),
+        (["x.parquet"], "no statement x.parquet.privacy.json"),
+    ):
+        assert cli.main(["report", str(tmp_path / words[0]), *words[1:]]) == 2
+        assert message in capsys.readouterr().err
+    lacking = {name: value for name, value in stated().data.items() if name != "delta"}
+    (tmp_path / "s.json").write_text(json.dumps(lacking))
+    with pytest.raises(ValueError, match="lacks delta"):
+        accounting.report(tmp_path / "s.json")

@@ -1,0 +1,84 @@
+"""Run folders belong to the command that wrote them; what ends a command says so in one line."""
+
+import json
+
+import pytest
+
+import accounting
+from trainers import cli
+from trainers.common import run_dir, statements
+from trainers.common.errors import InputError
+from trainers.common.wording import counted
+
+WROTE = {
+    "keyboard": "jaxpriv keyboard train",
+    "documents": "documents fit",
+    "translation": "translation train",
+}
+
+
+def folder_of(tmp_path, area):
+    """A folder with the manifest of a run, and settings that no other area has."""
+    folder = tmp_path / area
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps({"command": WROTE[area], "digests": {}}))
+    (folder / "config.json").write_text('{"an_option_of_its_own": 1}')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("own", "arguments"),
+    [
+        ("keyboard", ["evaluate", "--run-dir"]),
+        ("keyboard", ["suggest", "--text", "the", "--run-dir"]),
+        ("keyboard", ["export", "--output", "x.safetensors", "--run-dir"]),
+        ("keyboard", ["compare", "--runs"]),
+        ("keyboard", ["train", "--resume", "--run-dir"]),
+        ("documents", ["fit", "--resume", "--run-dir"]),
+        ("documents", ["evaluate", "--resume", "--run-dir"]),
+        ("documents", ["release", "--data", "x", "--output", "y", "--epsilon", "1", "--run-dir"]),
+        ("translation", ["evaluate", "--run-dir"]),
+        ("translation", ["transfer", "--run-dir"]),
+        ("translation", ["release", "--delta", "1e-3", "--adjacency", "add-remove", "--run-dir"]),
+    ],
+)
+def test_a_folder_of_another_area_is_refused_by_name(capsys, tmp_path, own, arguments):
+    for other in WROTE:
+        if other == own:
+            continue
+        folder = folder_of(tmp_path, other)
+        before = sorted(p.name for p in folder.iterdir())
+        assert cli.main([own, *arguments, str(folder)]) == 2
+        out, err = capsys.readouterr()
+        assert f"was written by `jaxpriv {WROTE[other].removeprefix('jaxpriv ')}`" in err
+        assert len(err.splitlines()) == 1
+        assert not out
+        assert sorted(p.name for p in folder.iterdir()) == before
+
+
+def test_commands_of_one_area_are_told_apart_where_that_is_asked(tmp_path):
+    folder = folder_of(tmp_path, "documents")
+    run_dir.require(folder)
+    run_dir.require(folder, "documents")
+    run_dir.require(folder, "documents fit")
+    with pytest.raises(InputError, match="documents evaluate"):
+        run_dir.require(folder, "documents evaluate")
+    with pytest.raises(InputError, match="give a folder of `jaxpriv doc`"):
+        run_dir.require(folder, "doc")
+
+
+def test_a_statement_lies_where_the_accountant_looks(tmp_path):
+    said = accounting.statement(
+        accounting.PureDP(epsilon=1.0, adjacency="replace-one", unit="sentence"), delta=0.0
+    )
+    for name in ("a.parquet", "a.safetensors"):
+        (tmp_path / name).write_bytes(b"x")
+        statements.write(said, tmp_path / name)
+        assert (tmp_path / f"{name}.privacy.md").read_text() == said.markdown()
+        assert accounting.report(tmp_path / name).data == said.data
+    statements.write(said, tmp_path)
+    assert accounting.report(tmp_path).data == said.data
+
+
+def test_one_is_no_plural():
+    assert [counted(n, "document") for n in (0, 1, 2000)] == ["0 documents", "1 document", "2,000 documents"]
