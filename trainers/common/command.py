@@ -107,9 +107,8 @@ def one_line(box: str) -> str:
 
 
 def finish(result: dict[str, Any], *, as_json: bool, text: str) -> None:
-    """Prints a command's outcome: the text for a person, or with `--json` one object as the last line."""
+    """Prints a command's outcome: the text for a person, if any, or with `--json` one object as the last line."""
+    if text:
+        print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
     if as_json:
-        print(text, file=sys.stderr)
         print(json.dumps(metrics.plain(result), allow_nan=False), flush=True)
-    else:
-        print(text, flush=True)

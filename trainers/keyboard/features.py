@@ -1,7 +1,12 @@
 """The commands that use a trained model: suggest, compose, rescore, export."""
 
+import itertools
+import os
 import pathlib
+import select
+import stat
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -19,7 +24,9 @@ from trainers.keyboard.suggest import Suggester
 
 NOT_COVERED = "on held-out clients; these figures are not covered by the guarantee"
 THRESHOLDS = np.array([0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+NOTHING = "nothing was shown"
 MOST_WORDS = 10_000
+MOST_BEAMS = 64
 _SEQUENCE_LENGTH = 20
 
 Outcome = tuple[dict[str, Any], str]
@@ -29,14 +36,57 @@ def _guarantee(model: Released) -> dict[str, Any]:
     return {name: model.statement.get(name) for name in ("rho", "epsilon", "delta")}
 
 
-def _check(threshold: float) -> None:
-    if not 0 < threshold <= 1:
-        raise InputError(f"--threshold must be above 0 and at most 1, got {threshold}")
+def _check(config: SuggestConfig | ComposeConfig) -> None:
+    if not 0 < config.threshold <= 1:
+        raise InputError(f"--threshold must be above 0 and at most 1, got {config.threshold}")
+    if not 1 <= config.beams <= MOST_BEAMS:
+        raise InputError(f"--beams must be from 1 to {MOST_BEAMS}, got {config.beams}")
+
+
+def _texts(config: ComposeConfig | RescoreConfig) -> Iterable[str] | None:
+    """What to work on: each --text, else the lines of standard input where something is piped in; None measures."""
+    if config.text:
+        return config.text
+    if config.data is not None or config.output is not None or not _is_piped():
+        return None
+    if not select.select([sys.stdin], [], [], 0)[0]:
+        print(
+            "reading lines of standard input; to measure on held-out clients instead: </dev/null",
+            file=sys.stderr,
+        )
+    lines = (line.rstrip("\r\n") for line in sys.stdin)
+    first = next(lines, None)
+    return None if first is None else itertools.chain([first], lines)
+
+
+def _is_piped() -> bool:
+    """Whether standard input is a pipe or a file: not a terminal, not /dev/null."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # closed, or replaced by something that is no file
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def _answer(
+    texts: Iterable[str],
+    answer: Callable[[str], dict[str, Any]],
+    show: Callable[[dict[str, Any]], str],
+    *,
+    json: bool,
+) -> list[dict[str, Any]]:
+    """One answer a text, each shown as soon as it is there."""
+    rows = []
+    for text in texts:
+        rows.append(answer(text))
+        if not json:
+            print(show(rows[-1]), flush=True)
+    return rows
 
 
 def suggest(config: SuggestConfig) -> Outcome:
     """Runs `jaxpriv keyboard suggest`."""
-    _check(config.threshold)
+    _check(config)
     if config.offered < 1:
         raise InputError(f"--offered must be at least 1, got {config.offered}")
     model = released.load(config.run_dir)
@@ -44,25 +94,23 @@ def suggest(config: SuggestConfig) -> Outcome:
     words = rescoring.tappable(model.vocabulary.words)
     offer = lambda letters: _offered(letters, suggester, words, config.offered)
     complete = lambda letters: composing.complete(
-        model, suggester, threshold=config.threshold, letters=letters
+        model, suggester, threshold=config.threshold, letters=letters, beams=config.beams
     )
     if not config.text and sys.stdin.isatty() and not config.json:
         terminal.type_with(suggester, offer, complete)
         return {}, ""
-    rows = []
-    for line in config.text or (line.rstrip("\r\n") for line in sys.stdin):
-        letters = suggester.read(line)
-        rows.append(
-            {
-                "text": line,
-                "suggestions": offer(letters),
-                "completion": complete(letters),
-            }
+
+    def answer(text: str) -> dict[str, Any]:
+        letters = suggester.read(text)
+        return {"text": text, "suggestions": offer(letters), "completion": complete(letters) or None}
+
+    def show(row: dict[str, Any]) -> str:
+        return "  ".join(row["suggestions"]) + (
+            f"   [{' '.join(row['completion'])}]" if row["completion"] else ""
         )
-        if not config.json:
-            grey = f"   [{' '.join(rows[-1]['completion'])}]" if rows[-1]["completion"] else ""
-            print("  ".join(rows[-1]["suggestions"]) + grey, flush=True)
-    return {"suggestions": rows, **_guarantee(model)}, ""
+
+    texts = config.text or (line.rstrip("\r\n") for line in sys.stdin)
+    return {"suggestions": _answer(texts, answer, show, json=config.json), **_guarantee(model)}, ""
 
 
 def _offered(letters: str, suggester: Suggester, words: rescoring.Words, count: int) -> list[str]:
@@ -78,26 +126,29 @@ def _offered(letters: str, suggester: Suggester, words: rescoring.Words, count: 
 
 def compose(config: ComposeConfig) -> Outcome:
     """Runs `jaxpriv keyboard compose`."""
-    _check(config.threshold)
+    _check(config)
     if not 1 <= config.min_words <= composing.LENGTH:
         raise InputError(f"--min-words must be from 1 to {composing.LENGTH}, got {config.min_words}")
     model = released.load(config.run_dir)
-    if config.text:
-        suggester, rows = Suggester(model), []
-        for text in config.text:
-            letters = suggester.read(text if text[-1:].isspace() else text + " ")
-            assert not letters
-            words = composing.complete(
-                model, suggester, threshold=config.threshold, min_words=config.min_words
-            )
-            rows.append({"text": text, "completion": words})
-        shown = "\n".join(f"{row['text']} [{' '.join(row['completion'])}]" for row in rows)
-        return {"completions": rows, **_guarantee(model)}, shown
+    options: dict[str, Any] = {"min_words": config.min_words, "beams": config.beams}
+    texts = _texts(config)
+    if texts is not None:
+        suggester = Suggester(model)
+
+        def answer(text: str) -> dict[str, Any]:
+            suggester.read(text if text[-1:].isspace() else text + " ")
+            words = composing.complete(model, suggester, threshold=config.threshold, **options)
+            return {"text": text, "completion": words or None}
+
+        def show(row: dict[str, Any]) -> str:
+            if row["completion"] is None:
+                return f"{row['text']} ({NOTHING}: no completion above the threshold {config.threshold:g})"
+            return f"{row['text']} [{' '.join(row['completion'])}]"
+
+        return {"completions": _answer(texts, answer, show, json=config.json), **_guarantee(model)}, ""
     _, test = _held_out(config, model)
     thresholds = np.unique([*THRESHOLDS, config.threshold])
-    points = composing.measure(
-        model.params, test, model.sizes, thresholds=thresholds, min_words=config.min_words
-    )
+    points = composing.measure(model.params, test, model.sizes, thresholds=thresholds, **options)
     chosen = next(p for p in points if p.threshold == config.threshold)
     if config.output:
         made, (axis,) = plots.figure()
@@ -114,7 +165,9 @@ def compose(config: ComposeConfig) -> Outcome:
         plots.save(made, config.output)
     lines = ["threshold  trigger rate %  accuracy %  accepted words %"]
     lines += [
-        f"{p.threshold:9g}  {p.trigger_rate:14.2f}  {p.accuracy:10.2f}  {p.words:16.2f}" for p in points
+        f"{p.threshold:9g}  {p.trigger_rate:14.2f}  "
+        + (f"{p.accuracy:10.2f}  {p.words:16.2f}" if p.trigger_rate else NOTHING)
+        for p in points
     ]
     result = {
         "run_dir": config.run_dir,
@@ -134,10 +187,15 @@ def rescore(config: RescoreConfig) -> Outcome:
         raise InputError(f"--seed must be from 0 to 2^32 - 1, got {config.seed}")
     model = released.load(config.run_dir)
     words = rescoring.tappable(model.vocabulary.words)
-    if config.text:
-        rows = [_rescored(text, model, words, config) for text in config.text]
-        shown = "\n".join(f"{row['text']} -> {' '.join(row['rescored'])}" for row in rows)
-        return {"rescored": rows, **_guarantee(model)}, shown
+    texts = _texts(config)
+    if texts is not None:
+        rows = _answer(
+            texts,
+            lambda text: _rescored(text, model, words, config),
+            lambda row: f"{row['text']} -> {' '.join(row['rescored'])}",
+            json=config.json,
+        )
+        return {"rescored": rows, **_guarantee(model)}, ""
     validation, test = _held_out(config, model)
     tuning, cases = (
         rescoring.cases(model.params, part, model.sizes, words, most=MOST_WORDS)

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+BEAMS = 1  # hypotheses of the search for a completion
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Model:
@@ -33,25 +35,29 @@ class SuggestConfig(_Model):
 
     threshold: float = 0.1
     """Least probability (0 to 1) of a completion of several words that is shown too."""
+    beams: int = BEAMS
+    """Hypotheses of the search for that completion; 1 takes the most probable word again and again."""
     offered: int = 3
     """Words offered."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComposeConfig(_Model, _HeldOut):
-    """Complete each --text by several words at once; without --text, measure trigger rate and accuracy on held-out
-    clients (not covered by the guarantee)."""
+    """Complete each --text, or each line piped in, by several words at once; with neither, measure trigger rate and
+    accuracy on held-out clients (not covered by the guarantee)."""
 
     threshold: float = 0.1
     """Least probability (0 to 1) of a completion that is shown."""
     min_words: int = 2
     """Fewest words of a completion."""
+    beams: int = BEAMS
+    """Hypotheses of the search for it; 1 takes the most probable word again and again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RescoreConfig(_Model, _HeldOut):
-    """Re-rank the words of each --text as noisy typing; without --text, measure simulated typing on held-out clients
-    (not covered by the guarantee)."""
+    """Re-rank the words of each --text, or of each line piped in, as noisy typing; with neither, measure simulated
+    typing on held-out clients (not covered by the guarantee)."""
 
     tap_stddev: float = 0.5
     """Standard deviation of a tap around its key's centre, in key widths."""

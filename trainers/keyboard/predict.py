@@ -53,31 +53,81 @@ def states(params: Params, inputs: Int[Array, "time rows"], *, cell: str) -> Sta
     return lax.scan(step, start(params, inputs.shape[1]), inputs)[1]
 
 
-@functools.partial(jax.jit, static_argnames=("cell", "length"))
-def continuations(
-    params: Params, state: State, *, cell: str, length: int
-) -> tuple[Int[Array, "rows length"], Float[Array, "rows length"]]:
-    """The most probable next word, again and again (greedy), after each text.
+class Continuations(NamedTuple):
+    """What may be shown ahead of each text, for every number of words up to `length`.
 
-    Returns:
-      words: token ids; 0 from where the most probable token was the end (specials but the end are never offered).
-      confidence: for each length, the probability (0 to 1) of the words so far, in one piece; 0 after the end.
+    words: `words[row, n - 1, :n]` is the best continuation of n words; zeros behind it.
+    confidence: its probability (0 to 1) in one piece, never rising with n; 0 where the text more probably ends before.
     """
-    num_tokens = model.output_embedding(params).shape[0]
-    token = jnp.arange(num_tokens)
-    offered = (token > model.PAD) & (token <= num_tokens - model.NUM_SPECIAL) | (token == num_tokens - 1)
 
-    def step(carry, _):
-        state, log_confidence, running = carry
-        log_prob = jax.nn.log_softmax(model.output_logits(params, state.hidden))
-        best = jnp.argmax(jnp.where(offered[None], log_prob, -jnp.inf), -1)
-        running = running & (best < num_tokens - 1)
-        own = jnp.take_along_axis(log_prob, best[:, None], 1)[:, 0]
-        log_confidence = jnp.where(running, log_confidence + own, -jnp.inf)
-        word = jnp.where(running, best, model.PAD)
-        return (_step(params, state, word, cell), log_confidence, running), (word, jnp.exp(log_confidence))
+    words: Int[Array, "rows length length"]
+    confidence: Float[Array, "rows length"]
 
-    rows = state.hidden.shape[0]
-    carry = (state, jnp.zeros(rows), jnp.ones(rows, bool))
-    words, confidence = lax.scan(step, carry, None, length=length)[1]
-    return words.T, confidence.T
+
+class _Hypotheses(NamedTuple):
+    """Continuations of one text kept so far, best first. ended: those whose last token was the end."""
+
+    state: State
+    words: Int[Array, "beams length"]
+    log_prob: Float[Array, " beams"]
+    ended: Array
+
+
+@functools.partial(jax.jit, static_argnames=("cell", "length", "beams"))
+def continuations(
+    params: Params,
+    state: State,
+    log_prob: Float[Array, "rows tokens"],
+    *,
+    cell: str,
+    length: int,
+    beams: int,
+) -> Continuations:
+    """The most probable continuations that a search with `beams` hypotheses finds; with 1 the greedy ones.
+
+    Every hypothesis is extended by every word, or ended; the best `beams` of all are kept. The special tokens are never
+    offered but for the end, which counts as a continuation: a longer one is shown only where it is more probable than
+    that the text ends before.
+
+    Args:
+      state: after each text.
+      log_prob: of the first token there, in nats (`advance` gives it); -inf forbids a token.
+    """
+    num_tokens = log_prob.shape[1]
+    end, token = num_tokens - 1, jnp.arange(num_tokens)
+    offered = (token > model.PAD) & (token <= num_tokens - model.NUM_SPECIAL) | (token == end)
+
+    def best(scores: Float[Array, "hypotheses tokens"], kept: _Hypotheses, place) -> _Hypotheses:
+        """The best `beams` extensions; one that has ended stays as it is, in the place of padding."""
+        scores = jnp.where(offered[None] & ~kept.ended[:, None], kept.log_prob[:, None] + scores, -jnp.inf)
+        scores = scores.at[:, model.PAD].set(jnp.where(kept.ended, kept.log_prob, -jnp.inf))
+        found, at = lax.top_k(scores.reshape(-1), min(beams, scores.size))
+        found = jnp.pad(found, (0, beams - len(found)), constant_values=-jnp.inf)
+        at = jnp.pad(at, (0, beams - len(at)))
+        parent, word = at // num_tokens, at % num_tokens
+        ended = kept.ended[parent] | (word == end)
+        words = kept.words[parent].at[:, place].set(jnp.where(ended, model.PAD, word))
+        return _Hypotheses(jax.tree.map(lambda x: x[parent], kept.state), words, found, ended)
+
+    def shown(kept: _Hypotheses):
+        return kept.words[0], jnp.where(kept.ended[0], 0.0, jnp.exp(kept.log_prob[0]))
+
+    def one_text(state: State, log_prob: Float[Array, " tokens"]):
+        text = _Hypotheses(
+            jax.tree.map(lambda x: x[None], state),
+            jnp.zeros((1, length), jnp.int32),
+            jnp.zeros(1),
+            jnp.zeros(1, bool),
+        )
+        first = best(log_prob[None], text, 0)
+
+        def step(kept, place):
+            state = _step(params, kept.state, kept.words[:, place - 1], cell)
+            scores = jax.nn.log_softmax(model.output_logits(params, state.hidden))
+            kept = best(scores, kept._replace(state=state), place)
+            return kept, shown(kept)
+
+        _, rest = lax.scan(step, first, jnp.arange(1, length))
+        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), shown(first), rest)
+
+    return Continuations(*jax.vmap(one_text)(state, log_prob))

@@ -21,6 +21,9 @@ from trainers.keyboard.train import Outcome, Run, model_sizes, require_same_sett
 
 NO_NOISE = "no_noise"
 LATER_OPTIONS = (
+    "client_field",
+    "text_field",
+    "skip_bad",
     "timer_jitter",
     "coordinator",
     "num_processes",

@@ -1,54 +1,41 @@
 """Suggestions, completion, rescoring and export: equal to slow, obvious twins; and the commands around them."""
 
 import json
+import os
 import sys
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.trainers.keyboard import toy
+from tests.trainers.keyboard.little import WORDS, log_probs, make
+from tests.trainers.keyboard.little import examples as make_examples
 from trainers.common import metrics as logged
 from trainers.common.errors import InputError
-from trainers.common.vocabulary import Vocabulary
-from trainers.keyboard import cli, compose, corpus, features, model, released, rescore, session, terminal
+from trainers.keyboard import (
+    cli,
+    compose,
+    corpus,
+    features,
+    released,
+    rescore,
+    session,
+    terminal,
+)
 from trainers.keyboard.released import Released
 from trainers.keyboard.suggest import Suggester
-
-WORDS = ("the", "them", "then", "tea", "we", "see", "sea", "bread", "it's", "?")
 
 
 @pytest.fixture(scope="module")
 def little() -> Released:
-    """A random model whose outputs are far from uniform."""
-    vocabulary = Vocabulary(WORDS, "public")
-    sizes = model.ModelConfig(num_tokens=vocabulary.size, embedding_size=6, hidden_size=9)
-    params = jax.tree.map(lambda x: 6 * x, model.init_params(sizes, seed=3))
-    return Released(params, sizes, vocabulary, {"sentence": "s"}, 7)
-
-
-_logits = jax.jit(lambda params, inputs: model.logits(params, inputs, cell="cifg"))
-_known = {}
-
-
-def log_probs(little, words):
-    """By the whole text at once (padded to one shape, which a causal model does not see)."""
-    words = tuple(words)
-    if words not in _known:
-        v = little.vocabulary
-        inputs = np.zeros((12, 1), np.int32)
-        inputs[: len(words) + 1, 0] = [v.bos, *map(v.id, words)]
-        _known[words] = np.asarray(jax.nn.log_softmax(_logits(little.params, inputs)[len(words), 0]))
-    return _known[words]
+    return make()
 
 
 @pytest.fixture(scope="module")
 def examples(little):
-    rng = np.random.default_rng(0)
-    texts = [[WORDS[i] for i in rng.integers(0, len(WORDS), rng.integers(1, 6))] for _ in range(20)]
-    return little.vocabulary.encode([*texts, ["zebra", "the"]], 5)
+    return make_examples(little)
 
 
 def test_the_cached_state_equals_the_whole_text(little):
@@ -68,52 +55,6 @@ def test_suggestions_are_the_most_probable_words_with_these_letters(little):
         assert suggester.suggest(letters) == expected
     assert suggester.suggest("q") == []
     assert len(suggester.suggest(count=50)) == len(WORDS)
-
-
-def completion(little, words, threshold, min_words):
-    """Word by word: (words shown) after `words`."""
-    v, shown, confidence = little.vocabulary, [], 1.0
-    for _ in range(compose.LENGTH):
-        scores = log_probs(little, [*words, *shown])
-        offered = [*range(1, len(WORDS) + 1), v.eos]
-        best = max(offered, key=lambda token: scores[token])
-        confidence *= np.exp(scores[best])
-        if best == v.eos or confidence < threshold:
-            break
-        shown.append(WORDS[best - 1])
-    return shown if len(shown) >= min_words else []
-
-
-@pytest.mark.parametrize(("threshold", "min_words"), [(0.01, 1), (0.05, 2), (0.3, 1)])
-def test_a_completion_is_the_greedy_one_above_the_threshold(little, threshold, min_words):
-    suggester, lengths = Suggester(little), set()
-    for text in ("", "we ", "the tea ", "sea sea sea ", "bread ? "):
-        suggester.read(text)
-        got = compose.complete(little, suggester, threshold=threshold, min_words=min_words)
-        assert got == completion(little, text.split(), threshold, min_words)
-        lengths.add(len(got))
-    assert len(lengths) > 1
-
-
-def test_trigger_rate_and_accuracy_are_counted_position_by_position(little, examples):
-    thresholds = np.array([0.02, 0.1, 0.3])
-    points = compose.measure(little.params, examples, little.sizes, thresholds=thresholds, min_words=2)
-    v = little.vocabulary
-    for point in points:
-        positions = shown = right = accepted = 0
-        for row in examples:
-            tokens = row[row != 0]
-            for t in range(1, len(tokens)):
-                positions += 1
-                words = completion(little, v.decode(tokens[1:t]), point.threshold, 2)
-                shown += bool(words)
-                if words and words == v.decode(tokens[t : t + len(words)]):
-                    right += 1
-                    accepted += len(words)
-        assert point.trigger_rate == pytest.approx(100 * shown / positions)
-        assert point.words == pytest.approx(100 * accepted / positions)
-        assert np.isnan(point.accuracy) if not shown else point.accuracy == pytest.approx(100 * right / shown)
-    assert points[0].trigger_rate > points[-1].trigger_rate
 
 
 def test_tap_scores_are_the_gaussian_density(little):
@@ -234,29 +175,6 @@ def test_signs_end_a_word_and_an_apostrophe_may_go_on(little, text, letters, wor
     assert np.allclose(suggester.log_probs, log_probs(little, words), atol=1e-5)
 
 
-@pytest.mark.parametrize("letters", ["t", "se", "xq"])
-@pytest.mark.parametrize("threshold", [0.5, 0.05, 1e-5])
-def test_a_completion_of_the_word_being_typed_equals_the_greedy_one(little, letters, threshold):
-    suggester = Suggester(little)
-    suggester.read("we " + letters)
-    found = compose.complete(little, suggester, threshold=threshold, letters=letters)
-    expected, product = [], 1.0
-    begin = [w for w in WORDS if w.startswith(letters)]
-    for place in range(compose.LENGTH if begin else 0):
-        p = np.exp(np.float64(log_probs(little, ["we", *expected])))
-        of = {w: p[little.vocabulary.id(w)] for w in (begin if place == 0 else WORDS)}
-        if place == 0:
-            of = {w: q / sum(of.values()) for w, q in of.items()}
-        elif p[little.vocabulary.eos] > max(of.values()):
-            break
-        best = max(of, key=of.__getitem__)
-        product *= of[best]
-        if product < threshold:
-            break
-        expected.append(best)
-    assert found == (expected if len(expected) >= compose.MIN_WORDS else [])
-
-
 def test_letters_that_begin_no_word_are_taken_as_noisy_typing(little):
     suggester = Suggester(little)
     words = rescore.tappable(WORDS)
@@ -322,6 +240,60 @@ def command(capsys, *argv):
     return code, capsys.readouterr().out
 
 
+def piped(monkeypatch, text):
+    """Makes `text` what is piped in."""
+    read, write = os.pipe()
+    os.write(write, text.encode())
+    os.close(write)
+    monkeypatch.setattr(sys, "stdin", os.fdopen(read, encoding="utf-8"))
+
+
+def test_lines_piped_in_are_answered_one_by_one(little, run, tmp_path, capsys, monkeypatch):
+    released.save(tmp_path / "little.safetensors", little)
+    where = ("--run-dir", tmp_path / "little.safetensors")
+    lines, suggester, expected = ("the tea ", "sea see", "we ", "bread ? "), Suggester(little), []
+    for line in lines:
+        suggester.read(line.strip() + " ")
+        expected.append(compose.complete(little, suggester, threshold=0.01) or None)
+    assert None in expected
+    assert len(expected) > expected.count(None) + 1
+    piped(monkeypatch, "\n".join(lines) + "\n")
+    _, shown = command(capsys, "compose", *where, "--threshold", "0.01", "--json")
+    rows = json.loads(shown.splitlines()[-1])["completions"]
+    assert rows == [{"text": t, "completion": c} for t, c in zip(lines, expected, strict=True)]
+    piped(monkeypatch, "\n".join(lines))
+    _, shown = command(capsys, "compose", *where, "--threshold", "0.01")
+    for line, text, words in zip(shown.splitlines(), lines, expected, strict=True):
+        assert line == (f"{text} [{' '.join(words)}]" if words else line)
+        assert line.startswith(text)
+        assert ("nothing was shown" in line) == (words is None)
+
+    where = ("--run-dir", run.run_dir)
+    piped(monkeypatch, "we ser tea\nsra\n")
+    _, shown = command(capsys, "rescore", *where)
+    assert shown.splitlines()[0] == "we ser tea -> we see tea"
+    assert len(shown.splitlines()) == 2
+
+    piped(monkeypatch, "")  # nothing comes: measured, as with </dev/null
+    assert command(capsys, "compose", *where)[1].startswith("threshold")
+
+
+def test_where_no_completion_is_shown_it_says_so(run, capsys):
+    where = ("--run-dir", run.run_dir, "--threshold", "1")
+    _, shown = command(capsys, "compose", *where, "--text", "we ", "they ")
+    assert shown.count("(nothing was shown: no completion above the threshold 1)") == 2
+    assert "[]" not in shown
+    for name, texts in (("compose", "completions"), ("suggest", "suggestions")):
+        _, shown = command(capsys, name, *where, "--text", "we ", "--json")
+        assert json.loads(shown.splitlines()[-1])[texts][0]["completion"] is None
+    _, shown = command(capsys, "compose", *where)
+    assert "nan" not in shown
+    assert shown.splitlines()[-2].endswith("nothing was shown")
+    _, shown = command(capsys, "compose", *where, "--json")
+    result = json.loads(shown.splitlines()[-1])
+    assert (result["trigger_rate"], result["accuracy"]) == (0, None)
+
+
 def test_export_and_the_commands_that_use_it(run, tmp_path, capsys, monkeypatch):
     out = tmp_path / "k.safetensors"
     assert command(capsys, "export", "--run-dir", run.run_dir, "--output", out)[0] == 0
@@ -339,13 +311,11 @@ def test_export_and_the_commands_that_use_it(run, tmp_path, capsys, monkeypatch)
     assert [len(r["suggestions"]) for r in rows] == [3, 1]
     assert rows[1]["suggestions"] == ["see"]
 
-    class Piped:
-        isatty = staticmethod(lambda: False)
-        __iter__ = lambda self: iter(["we s\n", "\n"])
-
-    monkeypatch.setattr(sys, "stdin", Piped())
+    piped(monkeypatch, "we s\n\n")
     _, shown = command(capsys, "suggest", "--run-dir", out)
     assert shown.splitlines()[0] == "see"
+    assert len(shown.splitlines()) == 2
+    piped(monkeypatch, "")
     _, shown = command(capsys, "compose", "--run-dir", out, "--text", "we", "--threshold", "1e-6", "--json")
     assert "completions" in json.loads(shown.splitlines()[-1])
     _, shown = command(capsys, "rescore", "--run-dir", out, "--text", "we ser tea", "--json")
@@ -393,6 +363,8 @@ def test_measuring_on_held_out_clients(run, tmp_path, capsys):
         (["suggest", "--offered", "0", "--text", "a"], "--offered"),
         (["compose", "--min-words", "9", "--text", "a"], "--min-words"),
         (["compose", "--examples", "0"], "--examples"),
+        (["compose", "--beams", "0", "--text", "a"], "--beams"),
+        (["suggest", "--beams", "65", "--text", "a"], "--beams"),
         (["rescore", "--tap-stddev", "0", "--text", "a"], "--tap-stddev"),
         (["rescore", "--seed", "-1", "--text", "a"], "--seed"),
         (["export", "--run-dir", "/nowhere"], "not the folder of a run"),
