@@ -18,57 +18,31 @@ def compare(num_devices: int) -> None:
     """Runs both and prints a table; in a process whose CPU has `num_devices` devices."""
     import jax
     import jax.numpy as jnp
-    import optax
 
     from jaxpriv import sharding
-    from tests.bench import workload
+    from tests.bench import setup, workload
     from tests.bench.timing import table
-    from trainers.keyboard import batches, model
+    from trainers.keyboard import batches
     from trainers.keyboard import round as rounds
 
     w = workload.WORKLOADS["small"]
-    clients = workload.make_clients(w)
-    config = rounds.RoundConfig(
-        report_goal=w.clients_per_round,
-        client_learning_rate=w.client_lr,
-        local_epochs=1,
-        clip_norm=None,
-        noise_multiplier=0.0,
-        adaptive=None,
-        weigh_by_examples=True,
-    )
-    sizes = model.ModelConfig(
-        num_tokens=w.vocab,
-        embedding_size=w.embed,
-        hidden_size=w.hidden,
-        cell="lstm",
-        shared_embeddings=True,
-    )
-    server = optax.sgd(w.server_lr, momentum=w.server_momentum)
-    start = jax.tree.map(jnp.asarray, workload.init_params(w))
-    settings = {
-        "batch_size": w.batch_size,
-        "max_examples": w.max_examples,
-        "chunk_size": 1,
-        "num_clients": w.clients_per_round,
-        "width": w.seq_len + 1,
-    }
+    made = setup.make(w, private=False)
     mesh = sharding.make_mesh(jax.devices()[:num_devices])
-    alone = rounds.make_round(config, sizes, server, None)
-    spread = rounds.make_round(config, sizes, server, None, mesh)
-    one = rounds.init(config, start, server, None, None)
-    many = sharding.replicate(rounds.init(config, start, server, None, None), mesh)
+    alone = rounds.make_round(made.config, made.sizes, made.server, None)
+    spread = rounds.make_round(made.config, made.sizes, made.server, None, mesh)
+    start = lambda: rounds.init(made.config, jax.tree.map(jnp.copy, made.params), made.server, None, None)
+    one, many = start(), sharding.replicate(start(), mesh)
     found: dict[str, list[tuple[float, float]]] = {"one device": [], f"{num_devices} devices": []}
     balance = []
     for chosen in workload.schedule(w, NUM_ROUNDS):
-        examples = [clients[i] for i in chosen]
+        examples = [made.clients[i] for i in chosen]
         for name, times in found.items():
             wall, cpu = time.perf_counter(), time.process_time()
             if name == "one device":
-                one, _ = alone(one, batches.pack_round(chosen, examples, **settings))
+                one, _ = alone(one, made.pack(chosen))
                 jax.block_until_ready(one)
             else:
-                parts = batches.pack_parts(chosen, examples, num_parts=num_devices, **settings)
+                parts = batches.pack_parts(chosen, examples, num_parts=num_devices, **made.packing)
                 many, _ = spread(many, sharding.place_parts(parts, mesh))
                 jax.block_until_ready(many)
                 work = [part.cohort.data.count.sum() for part in parts]

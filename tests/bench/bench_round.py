@@ -16,12 +16,11 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxpriv import noise
-from tests.bench import workload
+from tests.bench import setup, workload
 from tests.bench.timing import cpu_seconds, table
-from trainers.keyboard import batches, model
+from trainers.keyboard import model
 from trainers.keyboard import round as rounds
 
 NUM_ROUNDS = 6  # the first compiles
@@ -34,57 +33,25 @@ def run(
 ) -> tuple[list[float], float]:
     """`(CPU seconds of each round, loss after them)`.
 
-    Variants: `none` (mean weighted by examples), `independent` and `tree_reduced` (clip to 1, noise of half the
-    clip norm, the clip norm following the median update).
+    Variants: `none`, and with privacy (`setup.make`) `independent` and `tree_reduced`.
     """
-    clients = workload.make_clients(w)
-    private = variant != "none"
-    mechanism = None
+    private, mechanism = variant != "none", None
     if private:
         mechanism = noise.independent() if variant == "independent" else noise.tree_reduced(num_rounds=64)
-    config = rounds.RoundConfig(
-        report_goal=w.clients_per_round,
-        client_learning_rate=w.client_lr,
-        local_epochs=1,
-        clip_norm=1.0 if private else None,
-        noise_multiplier=0.5 if private else 0.0,
-        adaptive=rounds.AdaptiveClip(target=0.5, learning_rate=0.2, count_stddev=0.1 * w.clients_per_round)
-        if private
-        else None,
-        weigh_by_examples=not private,
-    )
-    sizes = model.ModelConfig(
-        num_tokens=w.vocab,
-        embedding_size=w.embed,
-        hidden_size=w.hidden,
-        cell="lstm",
-        shared_embeddings=True,
-    )
-    server = optax.sgd(w.server_lr, momentum=w.server_momentum)
+    made = setup.make(w, private=private, chunk_size=chunk_size)
     state = rounds.init(
-        config,
-        jax.tree.map(jnp.asarray, workload.init_params(w)),
-        server,
-        mechanism,
-        jax.random.key(0) if private else None,
+        made.config, made.params, made.server, mechanism, jax.random.key(0) if private else None
     )
-    step = rounds.make_round(config, sizes, server, mechanism)
+    step = rounds.make_round(made.config, made.sizes, made.server, mechanism)
     schedule = workload.schedule(w, num_rounds)
     seconds = []
     for chosen in schedule:
         start = time.process_time()
-        batch = batches.pack_round(
-            chosen,
-            [clients[i] for i in chosen],
-            batch_size=w.batch_size,
-            max_examples=w.max_examples,
-            chunk_size=chunk_size,
-            num_clients=w.clients_per_round,
-        )
+        batch = made.pack(chosen)
         state, _ = step(state, batch)
         jax.block_until_ready(state)
         seconds.append(time.process_time() - start)
-    tokens = np.concatenate([clients[i] for i in schedule[0]])[:256].T
+    tokens = np.concatenate([made.clients[i] for i in schedule[0]])[:256].T
     loss = jax.jit(model.loss, static_argnames="cell")(state.params, tokens[:-1], tokens[1:], cell="lstm")
     return seconds, float(loss)
 

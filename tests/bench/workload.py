@@ -84,7 +84,7 @@ def init_params(w: Workload, gates: int = 4) -> dict[str, np.ndarray]:
     }
 
 
-def dense_flop(w: Workload, batches: int, gates: int = 4) -> float:
+def dense_flop(w: Workload, batches: float, gates: int = 4) -> float:
     """Floating-point operations of the matrix products of a round, every padded position computed."""
     a_token = gates * w.hidden * (w.embed + w.hidden) + w.hidden * w.embed + w.vocab * w.embed
     return 3 * 2.0 * a_token * w.batch_size * w.seq_len * batches

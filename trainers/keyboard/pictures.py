@@ -20,14 +20,13 @@ def draw(
 
     Args:
       runs: label -> run folder; the first is the run itself.
-      ngram: scores of the n-gram baseline, drawn as lines.
+      ngram: scores of the n-gram baseline (ngram.json), drawn as lines.
     """
     out.mkdir(exist_ok=True)
     lines = {label: metrics.read(folder / "metrics.jsonl") for label, folder in runs.items()}
     scores = {label: [r for r in rows if "evaluation" in r] for label, rows in lines.items()}
 
     made, (left, right) = plots.figure(2)
-    line = lambda name: {} if ngram is None else {"5-gram, test clients": ngram[name]}
     for axis, name, title in ((left, "top1_words", "top-1 words, %"), (right, "perplexity", "perplexity")):
         plots.curves(
             axis,
@@ -38,7 +37,7 @@ def draw(
             },
             xlabel="round",
             ylabel=title,
-            lines=line(name),
+            lines=_ngram_line(ngram, name),
             title="held-out clients (not covered by the guarantee)",
             log_y=name == "perplexity",
         )
@@ -83,6 +82,14 @@ def draw(
             ylabel=f"epsilon at delta = {delta:g}",
         )
         plots.save(made, out / "privacy.png")
+
+
+def _ngram_line(ngram: Mapping[str, Any] | None, name: str) -> dict[str, float]:
+    """The n-gram's score on the examples that the curves are scored on; runs of earlier versions lack it."""
+    if ngram is None:
+        return {}
+    same = ngram.get("during_training")
+    return {"5-gram, test clients": ngram[name]} if same is None else {"5-gram, same clients": same[name]}
 
 
 def _smart_compose(scores: Mapping[str, list[dict[str, Any]]], path: pathlib.Path) -> None:
@@ -142,7 +149,9 @@ def draw_participation(run: pathlib.Path, out: pathlib.Path) -> None:
     plots.save(made, out / "participation.png")
 
 
-def compare(runs: Mapping[str, Mapping[str, Any]], path: pathlib.Path, *, ngram: float | None) -> None:
+def compare(
+    runs: Mapping[str, Mapping[str, Any]], path: pathlib.Path, *, ngram: Mapping[str, Any] | None
+) -> None:
     """Draws several runs on one picture: accuracy by round, and the last one over the noise per client and over rho.
 
     At equal z / m mechanisms cost differently; at equal rho their lines show what each is worth. Where all runs with
@@ -150,9 +159,9 @@ def compare(runs: Mapping[str, Mapping[str, Any]], path: pathlib.Path, *, ngram:
 
     Args:
       runs: label -> `{"rows": evaluations, "config": settings}`. More than ten are not drawn by round.
-      ngram: top-1 words of the n-gram baseline, drawn as a line.
+      ngram: scores of the n-gram baseline (ngram.json); its top-1 words are drawn as a line.
     """
-    lines = {} if ngram is None else {"5-gram, test clients": ngram}
+    lines = _ngram_line(ngram, "top1_words")
     by_round = len(runs) <= MOST_CURVES
     # Rounded: 0.027 / 25 and 0.108 / 100 are one noise per client.
     kinds = {(run["config"]["mechanism"], f"{noise_per_client(run['config']):.6g}") for run in runs.values()}

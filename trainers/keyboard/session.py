@@ -135,7 +135,7 @@ def _assist(config: Config, runs: Mapping[str, Run]) -> tuple[dict[str, Any], st
 
 
 def train_runs(
-    config: Config, runs: dict[str, Run], baseline: dict[str, float] | None = None
+    config: Config, runs: dict[str, Run], baseline: dict[str, Any] | None = None
 ) -> tuple[dict[str, Any], str]:
     """Trains what `make_runs` made; returns the JSON result and the closing text.
 
@@ -147,7 +147,7 @@ def train_runs(
     folder = pathlib.Path(config.run_dir)
     for name in runs:
         (folder / name).mkdir(parents=True, exist_ok=True, mode=0o755 if name == "" else 0o700)
-    baseline = baseline or ngram_scores(runs[""].data, folder)
+    baseline = baseline or ngram_scores(runs[""].data, folder, config.evaluation_examples)
     _keep_own_clients(config, runs)
     outcomes = _side_by_side(runs)
 
@@ -182,7 +182,7 @@ def _result(
     config: Config,
     folder: pathlib.Path,
     scores: scoring.Evaluation,
-    baseline: Mapping[str, float] | None,
+    baseline: Mapping[str, Any] | None,
     statement: PrivacyStatement,
     seconds: float | None,
 ) -> dict[str, Any]:
@@ -235,15 +235,17 @@ def _side_by_side(runs: dict[str, Run]) -> dict[str, Outcome]:
         return {name: future.result() for name, future in waiting.items()}
 
 
-def ngram_scores(data: corpus.Corpus, folder: pathlib.Path) -> dict[str, float]:
-    """Scores of the 5-gram of the clients' text on the test clients; counted once a run."""
+def ngram_scores(data: corpus.Corpus, folder: pathlib.Path, evaluation_examples: int) -> dict[str, Any]:
+    """Scores of the 5-gram of the clients' text on the test clients, and under `during_training` those on what
+    training is evaluated on; counted once a run."""
     path = folder / "ngram.json"
     if path.exists():
         return json.loads(path.read_text(encoding="utf-8"))
     import numpy as np
 
     fitted = ngram.fit(np.concatenate(data.train), vocabulary=data.vocabulary, order=5)
-    scores = ngram.evaluate(fitted, data.test)._asdict()
+    scores: dict[str, Any] = ngram.evaluate(fitted, data.test)._asdict()
+    scores["during_training"] = ngram.evaluate(fitted, data.held_out[:evaluation_examples])._asdict()
     with files.atomic_write(path) as file:
         json.dump({"covered_by_guarantee": False, **scores}, file, indent=1)
     return scores
@@ -337,7 +339,7 @@ def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
         if not scored:
             raise InputError(f"{folder} has no evaluation yet; let it run to --evaluate-every rounds first")
         if (whole / "ngram.json").exists():
-            ngrams.append(json.loads((whole / "ngram.json").read_text(encoding="utf-8"))["top1_words"])
+            ngrams.append(json.loads((whole / "ngram.json").read_text(encoding="utf-8")))
         if folder != whole:  # a run in stages has spent what all of them have
             together = reporting.report(whole).data
             scored[-1] |= {"rho": together["rho"], "epsilon": together["epsilon"]}

@@ -61,7 +61,7 @@ def train(
     if not (folder / "config.json").exists():
         record.write_stages(folder, STAGES)
         manifest.write(folder, command="jaxpriv keyboard train", config=config, digests=data.digests)
-    baseline = session.ngram_scores(data, folder)
+    baseline = session.ngram_scores(data, folder, config.evaluation_examples)
     _, searched = session.train_runs(search, runs, baseline)
     norm = clip_norm(folder / STAGES[0])
     proper = dataclasses.replace(proper, clip_norm=norm)

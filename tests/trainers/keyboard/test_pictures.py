@@ -31,13 +31,22 @@ def test_accuracy_over_rho_has_a_line_a_mechanism(drawn, tmp_path):
         "t": fake("tree", 3.6, 1.0, 3.0),
         "n": fake("none", 0.1, None, 16.0),
     }
-    pictures.compare(runs, tmp_path / "x.png", ngram=19.0)
+    pictures.compare(runs, tmp_path / "x.png", ngram={"top1_words": 19.0})
     by_round, over_noise, over_rho = drawn[0].get_axes()
     assert set(runs) <= set(lines(by_round))
     assert set(lines(over_rho)) == {"blt", "tree", "no noise, 300 rounds", "5-gram, test clients"}
     np.testing.assert_allclose(lines(over_rho)["blt"], [[1.0, 8.0], [10.0, 15.0]])
     np.testing.assert_allclose(lines(over_noise)["blt"], [[0.007, 15.0], [0.021, 8.0]])
     np.testing.assert_allclose(lines(over_rho)["no noise, 300 rounds"][:, 1], 16.0)
+
+
+def test_the_ngram_line_is_of_the_clients_that_the_curves_are_of(drawn, tmp_path):
+    runs = {"r": fake("tree", 1.0, 1.0, 5.0), "b": fake("blt", 1.0, 0.5, 5.0)}
+    ngram = {"top1_words": 19.0, "during_training": {"top1_words": 17.5}}
+    pictures.compare(runs, tmp_path / "x.png", ngram=ngram)
+    by_round = lines(drawn[0].get_axes()[0])
+    assert "5-gram, test clients" not in by_round
+    np.testing.assert_array_equal(by_round["5-gram, same clients"][:, 1], 17.5)
 
 
 def test_one_mechanism_at_two_lengths_has_a_line_a_length(drawn, tmp_path):

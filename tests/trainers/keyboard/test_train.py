@@ -20,7 +20,7 @@ from tests.trainers.keyboard import toy
 from trainers import cli
 from trainers.common import checkpoint, metrics
 from trainers.common.errors import InputError
-from trainers.keyboard import corpus, session, train
+from trainers.keyboard import corpus, ngram, session, train
 from trainers.keyboard.train import Run
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -97,6 +97,12 @@ def test_a_run_leaves_what_it_promises(whole):
     for name in ("participation.jsonl", "operator.jsonl", "timing.jsonl"):
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600, name
     assert "simulation" in text.lower()
+    # The n-gram is scored on the test clients for the table, and on what the curves are scored on for the picture.
+    data, scores = corpus.load(config), json.loads((folder / "ngram.json").read_text())
+    fitted = ngram.fit(np.concatenate(data.train), vocabulary=data.vocabulary, order=5)
+    same = ngram.evaluate(fitted, data.validation[: config.evaluation_examples])
+    assert scores["during_training"] == pytest.approx(same._asdict())
+    assert scores["top1_words"] == result["ngram_top1_words"] != scores["during_training"]["top1_words"]
 
 
 def test_the_statement_is_the_accountants(whole):
