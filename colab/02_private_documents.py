@@ -167,8 +167,9 @@ print("released instead:", public_part.texts[rows[drawn[longest]]][:300], "...")
 
 # %%
 release = accounting.PureDP(epsilon=5.0, releases=1, adjacency="replace-one", unit="sentence")
-delta = selection.residual(len(rows), max_score=32 * int(private_part.counts.max()))
-statement = accounting.statement(release, delta=delta)
+distance = selection.residual(len(rows), max_score=32 * int(private_part.counts.max()))
+delta = (1 + np.exp(5.0)) * distance  # both documents' draws are that near to the exact law
+statement = accounting.statement(release, delta=delta, approximation=delta)
 print(statement.sentence)
 print("Two documents of 10 sentences that differ in all of them:")
 print("  by depth", accounting.document_epsilon(5.0, num_sentences=10, utility="strict_depth"))
