@@ -1,12 +1,13 @@
 """A statement from its file, its numbers computed again where its mechanisms allow it."""
 
 import json
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accounting import record
+from accounting import conversions, record
 from accounting.mechanisms import PureDP
 from accounting.statement import PrivacyStatement, largest, round_up
 from accounting.statement_schema import SCHEMA, SCHEMA_NAME, SCHEMA_VERSION
@@ -37,7 +38,7 @@ def place(path: PathLike) -> pathlib.Path | None:
 
 
 def read(path: PathLike) -> PrivacyStatement:
-    """Reads a statement; pure mechanisms are composed again and must not give more than it says.
+    """Reads a statement; its mechanisms are composed again and must not give more than it says.
 
     Raises:
       ValueError: it is no statement of this version, or says less than its mechanisms give.
@@ -64,14 +65,21 @@ def read(path: PathLike) -> PrivacyStatement:
 
 
 def _check(data: Mapping[str, Any]) -> None:
+    """Refuses numbers below those that the described mechanisms give; a mixture of kinds is taken as it says."""
     histories = [data["mechanisms"], *data.get("alternatives", [])]
-    if data["epsilon"] is None or not all(m["kind"] == "PureDP" for one in histories for m in one):
+    kinds = {m["kind"] for one in histories for m in one}
+    if data["epsilon"] is None or not kinds:
         return
-    if not data["mechanisms"]:
+    delta = data["delta"] - data.get("approximation", 0.0)
+    if kinds == {"PureDP"}:
+        found = largest([[_pure(m, data) for m in one] for one in histories], delta=delta)
+        least = {"epsilon": found.epsilon, "rho": found.rho}
+    elif "PureDP" in kinds:
         return
-    parts = [[_pure(m, data) for m in one] for one in histories]
-    found = largest(parts, delta=data["delta"] - data.get("approximation", 0.0))
-    for name, value in (("epsilon", found.epsilon), ("rho", found.rho)):
+    else:
+        rho = math.fsum(float(m["rho"]) for m in data["mechanisms"])
+        least = {"rho": rho, "epsilon": conversions.epsilon_from_rho(rho, delta=delta, known="gaussian")}
+    for name, value in least.items():
         # Another version may compose a little less tightly: only what says too little is wrong.
         if not float(data[name]) >= value * (1 - 1e-6):
             raise ValueError(f"it says {name} {data[name]}, and its mechanisms give {value:g}")

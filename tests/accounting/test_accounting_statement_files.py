@@ -56,6 +56,20 @@ def test_a_runs_record_says_more_than_a_statement_in_its_folder(tmp_path):
         accounting.report([folder, tmp_path / "out.parquet"])
 
 
+def test_a_gaussian_statement_is_checked_by_its_rho(tmp_path):
+    run = accounting.TreeAggregation(
+        noise_multiplier=3.0, num_rounds=9, min_separation=3, adjacency="zero-out"
+    )
+    said = accounting.statement(run, delta=1e-6)
+    (tmp_path / "s.json").write_text(said.json())
+    assert accounting.report(tmp_path / "s.json").data == said.data
+    for name in ("rho", "epsilon"):
+        less = {**said.data, name: said.data[name] / 2}
+        (tmp_path / "s.json").write_text(json.dumps(less))
+        with pytest.raises(ValueError, match=f"it says {name}"):
+            accounting.report(tmp_path / "s.json")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
