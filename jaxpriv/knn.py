@@ -164,13 +164,39 @@ def search(
     ids = ids.reshape(batch, -1)
 
     def second_pass(query, ids, fresh):
-        distances = jnp.square(query[None] - _take(store, ids)).sum(-1)
+        distances = jnp.square(query[None] - take(store, ids)).sum(-1)
         real = fresh & jnp.isfinite(store.offsets[ids]) & ~jnp.isnan(distances)
         return jnp.where(real, distances, jnp.inf)
 
     distances = jax.lax.map(lambda a: second_pass(*a), (queries, ids, fresh), batch_size=32)
     values = store.values[ids]
     return top(Neighbors(distances, values, jnp.where(jnp.isfinite(distances), ids, -1)), k=k)
+
+
+def among(
+    store: Store | CodedStore,
+    queries: Float[Array, "batch dim"],
+    ids: Int[Array, "batch candidates"],
+    *,
+    k: int,
+) -> Neighbors:
+    """Returns the exact k nearest of the rows `ids` of each query, none twice; -1 stands for no row.
+
+    The second pass of searches whose first is approximate. Distances are those of `search`.
+    """
+    ids = jnp.sort(ids, -1)  # so that equal distances come out in order of id
+    rows = jnp.maximum(ids, 0)
+    queries = queries.astype(jnp.float32) - store.centre[None]
+    distances = jnp.square(queries[:, None] - take(store, rows)).sum(-1)
+    real = (ids >= 0) & jnp.isfinite(store.offsets[rows]) & ~jnp.isnan(distances)
+    return top(Neighbors(jnp.where(real, distances, jnp.inf), store.values[rows], ids), k=k)
+
+
+def take(store: Store | CodedStore, ids: Int[Array, "*batch"]) -> Float[Array, "*batch dim"]:
+    """Returns the (decoded) keys of these rows, minus the centre."""
+    if isinstance(store, CodedStore):
+        return pq.decode(pq.Codebook(store.centroids), store.codes[ids])
+    return store.keys[ids].astype(jnp.float32)
 
 
 def top(candidates: Neighbors, *, k: int) -> Neighbors:
@@ -445,12 +471,6 @@ def _slice(store, start, size: int) -> tuple[Array, Array]:
     else:
         keys = cut(store.keys).astype(jnp.float32)
     return keys, cut(store.offsets)
-
-
-def _take(store, ids: Array) -> Array:
-    if isinstance(store, CodedStore):
-        return pq.decode(pq.Codebook(store.centroids), store.codes[ids])
-    return store.keys[ids].astype(jnp.float32)
 
 
 def _row_specs(store, axis: str):

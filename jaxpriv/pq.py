@@ -8,6 +8,7 @@ Compression, not secrecy: codebook and encoder are deterministic and shared, so 
 encode a guess and compare. The privacy guarantee of a code is "epsilon: none".
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -66,7 +67,7 @@ def fit(
     def subspace(inputs):
         key, points = inputs
         start = points[:, jax.random.choice(key, points.shape[1], (num_centroids,), replace=False)].T
-        return jax.lax.fori_loop(0, num_iterations, lambda _, c: _lloyd(points, c), start)
+        return jax.lax.fori_loop(0, num_iterations, lambda _, c: lloyd(points, c, _nearest), start)
 
     return Codebook(jax.lax.map(subspace, (jax.random.split(start_key, num_subspaces), parts)))
 
@@ -149,6 +150,30 @@ def unproject(projection: Projection, codes: Float[Array, "n components"]) -> Fl
     )
 
 
+def lloyd(
+    points: Float[Array, "dim n"],
+    centroids: Float[Array, "centroids dim"],
+    nearest: Callable[[Array, Array], tuple[Int[Array, " n"], Float[Array, " n"]]],
+) -> Float[Array, "centroids dim"]:
+    """Moves every centroid to the mean of its points; those without any go where the error is largest.
+
+    One of Lloyd's iterations. `nearest(points, centroids)` gives the index of, and squared distance to, the
+    nearest centroid. Needs at least as many points as centroids.
+    """
+    num_centroids = centroids.shape[0]
+    index, error = nearest(points, centroids)
+    count = jnp.zeros(num_centroids).at[index].add(1)
+    # Mean of differences from the old centroid: copies of one vector average to that vector, to the last bit.
+    away = points - centroids.T[:, index]
+    moved = jax.lax.map(lambda row: jnp.zeros(num_centroids).at[index].add(row), away).T
+    moved = centroids + moved / jnp.maximum(count, 1)[:, None]
+    farthest_error, farthest = jax.lax.top_k(error, num_centroids)
+    empty = count == 0
+    spare = jnp.cumsum(empty) - 1  # the r-th empty centroid takes the r-th farthest point
+    take = empty & (farthest_error[spare] > 0)
+    return jnp.where(take[:, None], points[:, farthest[spare]].T, moved)
+
+
 def _parts(vectors: Array, num_subspaces: int) -> Array:
     """[n, dim] -> [subspaces, subdim, n]: the long axis last, where the processor's vectors run along it."""
     n, dim = vectors.shape
@@ -181,19 +206,3 @@ def _nearest(
     start = (jnp.full(n, jnp.inf), jnp.zeros(n, jnp.int32))
     best, index = jax.lax.fori_loop(0, -(-centroids.shape[0] // group), step, start)
     return index, best
-
-
-def _lloyd(points: Float[Array, "subdim n"], centroids: Array) -> Array:
-    """Moves every centroid to the mean of its points; those without any go where the error is largest."""
-    num_centroids = centroids.shape[0]
-    index, error = _nearest(points, centroids)
-    count = jnp.zeros(num_centroids).at[index].add(1)
-    # Mean of differences from the old centroid: copies of one vector average to that vector, to the last bit.
-    away = points - centroids.T[:, index]
-    moved = jnp.stack([jnp.zeros(num_centroids).at[index].add(row) for row in away], -1)
-    moved = centroids + moved / jnp.maximum(count, 1)[:, None]
-    farthest_error, farthest = jax.lax.top_k(error, num_centroids)
-    empty = count == 0
-    spare = jnp.cumsum(empty) - 1  # the r-th empty centroid takes the r-th farthest point
-    take = empty & (farthest_error[spare] > 0)
-    return jnp.where(take[:, None], points[:, farthest[spare]].T, moved)

@@ -80,9 +80,9 @@ class TranslateConfig:
     """Neighbours a step with --mixing fixed (adaptive: as the network was trained)."""
     gate: float = 1.0
     """The memory is asked only where the model's best piece has a probability below this."""
-    search: Literal["exact", "shadow", "faiss"] = "shadow"
-    """How the memory is searched: every record; every record in few components, the nearest ones exactly; or the
-    nearest cells of an inverted file (needs faiss-cpu)."""
+    search: Literal["exact", "inverted", "shadow", "faiss"] = "shadow"
+    """How the memory is searched: every record; the blocks of records nearest to the query; every record in few
+    components, the nearest ones exactly; or the nearest cells of FAISS's inverted file (needs faiss-cpu)."""
     shadow: int = 32
     """Components of the first pass with --search shadow."""
     beams: int = 1

@@ -133,9 +133,9 @@ class Config:
     """Neighbours a query."""
     gate: float
     """The memory is asked only where the model's best piece has a probability below this; 1 asks always."""
-    search: Literal["exact", "shadow", "faiss"]
-    """How a memory is searched: every record; every record in few components, the nearest ones exactly; or the
-    nearest cells of an inverted file (needs faiss-cpu)."""
+    search: Literal["exact", "inverted", "shadow", "faiss"]
+    """How a memory is searched: every record; the blocks of records nearest to the query; every record in few
+    components, the nearest ones exactly; or the nearest cells of FAISS's inverted file (needs faiss-cpu)."""
     shadow: int
     """Components of the first pass with --search shadow."""
     test_sentences: int

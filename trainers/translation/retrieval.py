@@ -1,9 +1,9 @@
 """kNN-MT at decoding time: the model's distribution mixed with that of a store's neighbours.
 
-`stepper` is a `decode.Stepper`, so greedy and beam search run on it unchanged. Four ways to make the search
-cheap, each measured in tests/bench/bench_decoding.py: rows that have ended are not searched, rows where
-the model is sure (`gate`) are not searched, a store may be scanned in a few principal components first
-(`Projected`), the survivors compared exactly, and FAISS may look into the nearest cells only (`Inverted`).
+`stepper` is a `decode.Stepper`, so greedy and beam search run on it unchanged. Ways to make the search cheap, each
+measured in tests/bench/bench_decoding.py: rows that have ended are not searched, rows where the model is sure
+(`gate`) are not searched, and of a store only the blocks near the query are (`inverted.Index`), or every entry in a
+few principal components first (`Projected`), or the nearest cells by FAISS (`Faiss`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxpriv import knn, pq
+from jaxpriv import inverted, knn, pq
 from trainers.translation import batches, decode, faiss_engine
 from trainers.translation import model as models
 
@@ -36,6 +36,8 @@ class Retrieval:
     """The store is asked only where the model's best piece has a probability below this; 1 asks always."""
     candidates: int = 64
     """With a `Projected` store: nearest in projection that are compared exactly."""
+    probes: int = 48
+    """With an `inverted.Index`: blocks that a query looks into."""
 
     def __post_init__(self):
         if self.k < 1:
@@ -46,6 +48,8 @@ class Retrieval:
             raise ValueError(f"gate must be in (0, 1], got {self.gate=}")
         if self.candidates < self.k:
             raise ValueError(f"candidates must be at least {self.k=}, got {self.candidates=}")
+        if self.probes < 1:
+            raise ValueError(f"probes must be at least 1, got {self.probes=}")
 
 
 class Projected(NamedTuple):
@@ -62,7 +66,7 @@ class Projected(NamedTuple):
 
 @jax.tree_util.register_static
 @dataclass(frozen=True, eq=False)
-class Inverted:
+class Faiss:
     """A memory in FAISS's hands, on the host: a constant of the programs that search it."""
 
     index: faiss_engine.Index
@@ -83,8 +87,8 @@ class Weighted(NamedTuple):
 class Weights(NamedTuple):
     """What a kNN stepper is given.
 
-    params: of the model. store: `knn.Store`, `knn.CodedStore`, `Projected`, `Inverted` or `Weighted`. temperature:
-    of the kernel.
+    params: of the model. store: `knn.Store`, `knn.CodedStore`, `inverted.Index`, `Projected`, `Faiss` or `Weighted`.
+    temperature: of the kernel.
     meta: the Meta-k network, for adaptive mixing. weight: the fixed weight of the store, for fixed mixing.
     """
 
@@ -126,25 +130,20 @@ def padded(
 
 
 def find(store, queries: Float[Array, "rows dim"], retrieval: Retrieval) -> knn.Neighbors:
-    """The k nearest entries; of `candidates` found in projection (`Projected`) or without weights (`Weighted`)."""
+    """The k nearest entries: all of them are found in a plain store, most in one that is searched approximately."""
     if isinstance(store, Weighted):
         near = knn.search(store.full, queries, k=retrieval.candidates)
         away = near.distances + store.penalties[jnp.maximum(near.ids, 0)]
         return knn.top(near._replace(distances=away), k=retrieval.k)
-    if isinstance(store, Inverted):
+    if isinstance(store, inverted.Index):
+        return inverted.search(store, queries, k=retrieval.k, probes=retrieval.probes)
+    if isinstance(store, Faiss):
         return faiss_engine.search_in_jit(store.index, queries, k=retrieval.k)
     if not isinstance(store, Projected):
         return knn.search(store, queries, k=retrieval.k)
-    queries = queries - store.full.centre[None]
-    near = knn.search(store.shadow, pq.project(store.projection, queries), k=retrieval.candidates)
-    ids = jnp.maximum(near.ids, 0)
-    if isinstance(store.full, knn.CodedStore):
-        keys = pq.decode(pq.Codebook(store.full.centroids), store.full.codes[ids])
-    else:
-        keys = store.full.keys[ids]
-    away = jnp.square(keys - queries[:, None]).sum(-1)
-    away = jnp.where(near.ids >= 0, away, jnp.inf)
-    return knn.top(near._replace(distances=away), k=retrieval.k)
+    projected = pq.project(store.projection, queries - store.full.centre[None])
+    near = knn.search(store.shadow, projected, k=retrieval.candidates)
+    return knn.among(store.full, queries, near.ids, k=retrieval.k)
 
 
 def mix(log_nmt, neighbors: knn.Neighbors, weights: Weights, mixing: str) -> Float[Array, "rows vocabulary"]:
