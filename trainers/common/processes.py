@@ -5,6 +5,7 @@ to the others, and each adds the part of its own clients.
 """
 
 import contextlib
+import hashlib
 import re
 from collections.abc import Iterator
 from typing import TypeVar
@@ -66,6 +67,15 @@ def largest(number: int) -> int:
     if jax.process_count() == 1:
         return number
     return int(np.max(multihost_utils.process_allgather(np.asarray(number, np.int32))))
+
+
+def all_same(text: str) -> bool:
+    """Whether every process has the same text; all ask together."""
+    if jax.process_count() == 1:
+        return True
+    own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+    every = np.asarray(multihost_utils.process_allgather(own))
+    return bool((every == own).all())
 
 
 def from_first(tree: T) -> T:

@@ -17,7 +17,7 @@ from trainers.common.vocabulary import Vocabulary
 from trainers.keyboard import corpus, model, ngram, pictures, pretrain
 from trainers.keyboard import evaluate as scoring
 from trainers.keyboard.config import DEMO, CompareConfig, Config, EvaluateConfig
-from trainers.keyboard.train import Outcome, Run, model_sizes, require_same_settings
+from trainers.keyboard.train import Outcome, Run, model_sizes, require_same_settings, settings
 
 NO_NOISE = "no_noise"
 LATER_OPTIONS = (
@@ -56,6 +56,11 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
             require_same_settings(run_dir.read_config(folder), config, where=f"the run in {folder}")
         data = corpus.load(config)
         first_stage = pretrain.prepare(config, data.vocabulary, model_sizes(config, data.vocabulary))
+    if not processes.all_same(json.dumps([settings(config), data.digests], sort_keys=True)):
+        raise InputError(
+            "the processes of this run have different settings, data or words; give all of them the same, but for "
+            "--process-id"
+        )
     if config.clip == "two_stage":
         from trainers.keyboard import two_stage  # it is made of this module's parts
 

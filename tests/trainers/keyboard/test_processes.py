@@ -25,6 +25,9 @@ def both(tmp_path_factory):
     """`(folder, the two processes' outputs)`; the runs of one process are made beside them."""
     folder = tmp_path_factory.mktemp("processes")
     toy.config(folder)  # writes the data
+    for i in range(2):  # what one of them would read by mistake
+        (folder / f"host{i}").mkdir()
+        toy.write_clients(folder / f"host{i}" / "clients.jsonl", seed=i)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -102,6 +105,13 @@ def test_bad_input_of_one_ends_all(both):
     _, outputs = both
     assert "refused: run folder" in outputs[0]
     assert "another process of this run stopped" in outputs[1]
+
+
+def test_processes_with_different_settings_or_data_do_not_begin(both):
+    folder, outputs = both
+    for out in outputs:
+        assert out.count("refused: the processes of this run have different settings, data or words") == 2
+    assert not (folder / "never").exists()
 
 
 @pytest.mark.parametrize(

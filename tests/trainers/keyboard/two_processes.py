@@ -1,6 +1,7 @@
 """One of two processes that train together, run by test_processes.py: `PROCESS_ID PORT FOLDER`."""
 
 import dataclasses
+import os
 import pathlib
 import shutil
 import sys
@@ -46,6 +47,12 @@ def main(process_id: int, port: int, folder: pathlib.Path) -> int:
         )  # the folder exists: the first process refuses, and the other does not wait for it
     except InputError as error:
         print(f"refused: {error}", flush=True)
+    os.chdir(folder / f"host{process_id}")  # a relative path means another file to each
+    for changes in ({"clip_norm": 1.0 + process_id}, {"data": "clients.jsonl"}):
+        try:
+            session.train(dataclasses.replace(whole, run_dir=str(folder / "never"), **changes))
+        except InputError as error:
+            print(f"refused: {error}", flush=True)
     return 0
 
 
