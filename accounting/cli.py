@@ -6,6 +6,7 @@ jaxpriv account tree --noise-multiplier 7 --rounds 2000 --rounds-between 313 --m
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -25,6 +26,7 @@ from accounting.files import read_strategy
 from accounting.statement import jsonable, round_up
 
 PROGRAM = "jaxpriv account"
+MADE_FOR_A_SEPARATION = ("blt", "bandmf", "banded_square_root", "banded_inverse_square_root")
 
 
 class Outcome(NamedTuple):
@@ -278,20 +280,38 @@ def calibrate(options: config.Calibrate) -> Outcome:
     elif options.rounds is None or options.rounds < 1:
         raise ValueError(f"--knob {options.knob} needs --rounds of at least 1, got {options.rounds}")
     z = 1.0 if options.noise_multiplier is None else options.noise_multiplier
+    target: dict[str, Any] = {"epsilon": options.epsilon, "rho": options.rho}
+    notes: tuple[str, ...] = ()
     if options.knob == "min_separation":
-        options = dataclasses.replace(
-            options, min_separation=options.min_separation or 1, rounds_between=None
-        )
-    target = {"epsilon": options.epsilon, "rho": options.rho}
-    run = accounting.calibrate(_mechanism(options, z), knob=options.knob, delta=options.delta, **target)
+        start = options.min_separation or 1
+        options = dataclasses.replace(options, min_separation=start, rounds_between=None)
+        if options.strategy in MADE_FOR_A_SEPARATION:
+            target["at_separation"] = _made_at_each_separation(options, z)
+            notes = ("the strategy was made anew for every separation that was tried",)
+    mechanism = target["at_separation"](options.rounds or 1) if notes else _mechanism(options, z)
+    run = accounting.calibrate(mechanism, knob=options.knob, delta=options.delta, **target)
     value = run.separation if options.knob == "min_separation" else getattr(run, options.knob)
     goal = f"epsilon {options.epsilon:g}" if options.epsilon is not None else f"rho {options.rho:g}"
     note = f"calibrated: {options.knob} = {value!r} meets {goal} at delta = {options.delta:g}"
-    outcome = _guaranteed(run, options, (note,))
+    outcome = _guaranteed(run, options, (note, *notes))
     return outcome._replace(
         text=f"{options.knob} = {value!r}\n\n{outcome.text}",
         result=outcome.result | {"knob": options.knob, "value": value},
     )
+
+
+def _made_at_each_separation(options: config.Calibrate, z: float) -> Callable[[int], Any]:
+    """The mechanism at a separation with the strategy made for that; says so where it takes seconds."""
+    if options.strategy in ("blt", "bandmf"):
+        tries = (options.rounds or 1).bit_length() + 1
+        print(f"optimizing the strategy at some {tries} separations, a second or so each", file=sys.stderr)
+
+    @functools.cache
+    def at(separation: int) -> Any:
+        bands = None if options.bands is None else min(options.bands, separation)
+        return _mechanism(dataclasses.replace(options, min_separation=separation, bands=bands), z)
+
+    return at
 
 
 def plan(options: config.Plan) -> Outcome:

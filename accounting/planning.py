@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from accounting import _checks, gaussian, guarantees, optimize, strategies
@@ -22,6 +22,7 @@ def calibrate(
     delta: float,
     epsilon: float | None = None,
     rho: float | None = None,
+    at_separation: Callable[[int], M] | None = None,
 ) -> M:
     """Returns the mechanism with one knob set so that it just meets the target, never exceeds it.
 
@@ -30,6 +31,8 @@ def calibrate(
         dropped) or "min_separation" (the least). The mechanism's own value of it is ignored.
       delta: where epsilon is meant; also needed with a target rho, to say so in the result's statement.
       epsilon, rho: exactly one target.
+      at_separation: with "min_separation", the mechanism at a separation, where its strategy is made for that;
+        None keeps the mechanism's own strategy.
     """
     _checks.choice("knob", knob, KNOBS)
     delta = _checks.probability("delta", delta)
@@ -60,6 +63,8 @@ def calibrate(
         if knob == "num_rounds":
             kept = tuple(r for r in mechanism.restarts if r < value)
             return dataclasses.replace(mechanism, num_rounds=value, restarts=kept)
+        if at_separation is not None:
+            return at_separation(value)
         return dataclasses.replace(mechanism, min_separation=value, rounds_between=None)
 
     if knob == "num_rounds":
@@ -75,17 +80,24 @@ def calibrate(
             f"no min_separation reaches the target: a single participation in {longest} rounds already costs "
             f"rho {guarantees.rho(at(longest)):.4g}; raise noise_multiplier"
         )
-    return at(longest - _last(lambda step: meets(at(longest - step)), 0, longest - 1, "min_separation"))
+    less = _last(
+        lambda step: meets(at(longest - step)), 0, longest - 1, "min_separation", gallop=at_separation is None
+    )
+    return at(longest - less)
 
 
-def _last(holds, low: int, high: int, name: str) -> int:
-    """The largest integer in [low, high] for which a claim that stops holding once still holds."""
+def _last(holds, low: int, high: int, name: str, *, gallop: bool = True) -> int:
+    """The largest integer in [low, high] for which a claim that stops holding once still holds.
+
+    Args:
+      gallop: large cases cost more; else all cost the same, and fewest are tried.
+    """
     if not holds(low):
         raise ValueError(f"no {name} reaches the target")
     step = 1
-    while low + step <= high and holds(low + step):  # gallop: large cases cost more
+    while gallop and low + step <= high and holds(low + step):
         low, step = low + step, 2 * step
-    high = min(high, low + step - 1) if low + step <= high else high
+    high = min(high, low + step - 1) if gallop and low + step <= high else high
     while low < high:
         middle = (low + high + 1) // 2
         if holds(middle):

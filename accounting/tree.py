@@ -57,9 +57,10 @@ def squared_sensitivity(
     k = min(max_participations, -(-num_rounds // b))
     if b == 1 and k == num_rounds:
         return sum(size * size for tree in trees for size in _node_sizes(tree, completion))
-    fronts = _Fronts(b, k)
-    # If k can never bind, the count need not be remembered from tree to tree.
-    budget = 0 if k == -(-num_rounds // b) else k
+    # If k can never bind, the count need not be remembered from tree to tree, and more is never worse.
+    binds = k < -(-num_rounds // b)
+    fronts = _Fronts(b, k, binds)
+    budget = k if binds else 0
     state = np.full((budget + 1, b), IMPOSSIBLE)  # [participations so far, rounds until the next may be]
     state[0, 0] = 0
     for tree in trees:
@@ -117,8 +118,8 @@ def _node_sizes(tree: int, completion: bool) -> Iterator[int]:
 class _Fronts:
     """Pareto fronts of complete and of virtually completed subtrees, each computed once."""
 
-    def __init__(self, b: int, k: int):
-        self.b, self.k = b, k
+    def __init__(self, b: int, k: int, binds: bool):
+        self.b, self.k, self.binds = b, k, binds
         self._known: dict[tuple[int, int], Front] = {}
 
     def of_tree(self, rounds: int, completion: bool) -> Iterable[tuple[int, Front]]:
@@ -147,7 +148,8 @@ class _Fronts:
         if self.b == 1:
             return _packed(left, right, self.k)
         front = _product(left, half, right, width - half, self.b, self.k)
-        return front._replace(value=front.value + front.count**2)
+        front = front._replace(value=front.value + front.count**2)
+        return front if self.binds else _worth_keeping(front, width, self.b)
 
 
 def _packed(left: Front, right: Front, k: int) -> Front:
@@ -165,24 +167,71 @@ def _packed(left: Front, right: Front, k: int) -> Front:
 
 def _product(left: Front, m1: int, right: Front, m2: int, b: int, k: int) -> Front:
     """All undominated ways to use two neighbours of widths m1 and m2 together."""
-    parts = [
-        left,
-        Front(right.count, right.value, right.latest + m1, right.earliest + m1),
-    ]
-    step = max(1, PAIRS_AT_ONCE // len(right.count))
-    for start in range(0, len(left.count), step):
-        some = Front(*(array[start : start + step, None] for array in left))
-        count = some.count + right.count
-        latest = np.minimum(some.latest, right.latest - some.count * b + m1)
-        fits = (count <= k) & (some.earliest + b - m1 <= right.latest) & (latest >= 0)
+    moved = right._replace(latest=right.latest + m1, earliest=right.earliest + m1)
+    found = _undominated(Front(*map(np.concatenate, zip(left, moved))), m1 + m2, b)
+    for i, j in _pairs(left, m1, right, m2, b, k):
+        count = left.count[i] + right.count[j]
+        latest = np.minimum(left.latest[i], right.latest[j] - left.count[i] * b + m1)
+        fits = (left.earliest[i] + b - m1 <= right.latest[j]) & (latest >= 0)
         pairs = Front(
             count[fits],
-            (some.value + right.value)[fits],
+            (left.value[i] + right.value[j])[fits],
             latest[fits],
-            np.maximum(right.earliest + m1, some.earliest + right.count * b)[fits],
+            np.maximum(right.earliest[j] + m1, left.earliest[i] + right.count[j] * b)[fits],
         )
-        parts = [_undominated(Front(*map(np.concatenate, zip(*parts, pairs))), m1 + m2, b)]
-    return parts[0]
+        found = _undominated(Front(*map(np.concatenate, zip(found, pairs))), m1 + m2, b)
+    return found
+
+
+def _pairs(
+    left: Front, m1: int, right: Front, m2: int, b: int, k: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Indices of the ways, at most `PAIRS_AT_ONCE` or so at a time, that together may be undominated.
+
+    Two free ways side by side are one: pairs of counts whose best values together are less than those of
+    free ones of the same total are left out.
+    """
+    free = [_best(Front(*(x[_is_free(f, width, b)] for x in f)), f) for f, width in ((left, m1), (right, m2))]
+    best = [_best(left, left), _best(right, right)]
+    most = min(k, len(best[0]) + len(best[1]) - 2)
+    low = np.full(most + 1, IMPOSSIBLE)
+    for one in free:
+        np.maximum(low[: len(one)], one[: most + 1], out=low[: len(one)])
+    for c in np.flatnonzero(free[0][: most + 1] >= 0):
+        window = low[c : c + len(free[1])]
+        np.maximum(window, free[0][c] + free[1][: len(window)], out=window)
+    starts = [np.searchsorted(f.count, np.arange(len(one) + 1)) for f, one in zip((left, right), best)]
+    first, second, waiting = [], [], 0
+    for c in np.flatnonzero(best[0][: most + 1] >= 0):
+        window = low[c : c + len(best[1])]
+        partners = np.flatnonzero(best[0][c] + best[1][: len(window)] >= np.maximum(window, 0))
+        begin, end = starts[1][partners], starts[1][partners + 1]
+        total = int((end - begin).sum())
+        j = np.arange(total) + np.repeat(begin - (np.cumsum(end - begin) - (end - begin)), end - begin)
+        i = np.arange(starts[0][c], starts[0][c + 1])
+        worth = left.value[i, None] + right.value[None, j] >= low[c + right.count[j]][None]
+        row, column = np.nonzero(worth)
+        first.append(i[row])
+        second.append(j[column])
+        waiting += len(row)
+        if waiting >= PAIRS_AT_ONCE:
+            yield np.concatenate(first), np.concatenate(second)
+            first, second, waiting = [], [], 0
+    if waiting:
+        yield np.concatenate(first), np.concatenate(second)
+
+
+def _is_free(front: Front, width: int, b: int) -> np.ndarray:
+    """Which ways fit whatever the neighbours do: they may start b - 1 late, and even then end b before the edge."""
+    last = np.maximum(front.earliest, front.count * b - 1)
+    return (front.latest >= b - 1) & (last <= width - b)
+
+
+def _best(front: Front, whole: Front) -> np.ndarray:
+    """The best value by count, up to the largest of `whole`."""
+    best = np.full(int(whole.count[-1]) + 1, IMPOSSIBLE)
+    np.maximum.at(best, front.count, front.value)
+    return best
 
 
 def _undominated(front: Front, width: int, b: int) -> Front:
@@ -208,6 +257,16 @@ def _undominated(front: Front, width: int, b: int) -> Front:
         c, a, e = np.nonzero(best > beaten)
         kept.append(Front(counts[c + start], best[c, a, e], -latests[a], earliests[e]))
     return Front(*map(np.concatenate, zip(*kept)))
+
+
+def _worth_keeping(front: Front, width: int, b: int) -> Front:
+    """Drops ways that a free one with more participations beats, where nothing limits their number: put in their
+    place it lets every other round of the schedule stay, and costs no less in any node.
+    """
+    free = _best(Front(*(x[_is_free(front, width, b)] for x in front)), front)
+    with_more = np.append(np.maximum.accumulate(free[::-1])[::-1][1:], IMPOSSIBLE)
+    kept = front.value > with_more[front.count]
+    return Front(*(array[kept] for array in front))
 
 
 def _advance(state: np.ndarray, width: int, front: Front, b: int, budget: int) -> np.ndarray:

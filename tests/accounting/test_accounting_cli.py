@@ -296,6 +296,25 @@ def test_too_little_memory_says_what_to_do(call, monkeypatch):
     assert "need more memory than there is" in err
 
 
+def test_a_calibrated_separation_has_the_strategy_made_for_it(answer):
+    """The same mechanism as when that separation is asked for, and one less would not do."""
+    common = ("--rho", 1.0, "--rounds", 40, "--noise-multiplier", 2, *WHERE)
+    for strategy in ("blt", "bandmf", "banded_square_root"):
+        options = ("--strategy", strategy)
+        found = answer("calibrate", "--knob", "min_separation", *common, *options)
+        b = found["value"]
+        assert 1 < b < 40
+        assert any("made anew for every separation" in note for note in found["statement"]["notes"])
+        rhos = [
+            answer(
+                "matrix", *options, "--rounds", 40, "--noise-multiplier", 2, "--min-separation", s, *WHERE
+            )["rho"]
+            for s in (b, b - 1)
+        ]
+        assert rhos[0] == pytest.approx(found["rho"])
+        assert rhos[0] <= 1.0 < rhos[1]
+
+
 def test_calibrated_rounds_keep_the_bands_and_the_restarts(answer):
     common = ["--min-separation", 8, "--noise-multiplier", 7, "--epsilon", 8, *WHERE]
     banded = ["--strategy", "banded_square_root"]

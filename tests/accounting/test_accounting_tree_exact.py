@@ -55,6 +55,32 @@ def test_random_forests_of_up_to_24_rounds_equal_exhaustive_search(data):
     assert exact(trees, b, k, completion) == oracle.worst_case(nodes, b, k)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_longer_runs_with_short_separations_equal_every_choice_of_ends(seed):
+    """Where most ways to use a node are dropped because one that fits anywhere beats them."""
+    rng = np.random.default_rng(seed)
+    n, b = int(rng.integers(30, 75)), int(rng.integers(1, 6))
+    trees = tree.segments(n, sorted(rng.choice(np.arange(1, n), seed % 3, replace=False).tolist()))
+    full = -(-n // b)
+    for k in {full, max(full - 1, 1), int(rng.integers(1, full + 1))}:
+        for completion in (False, True):
+            expected = oracle.worst_case_by_ends(trees, b, k, completion)
+            assert exact(trees, b, k, completion) == expected, (trees, b, k, completion)
+    assert oracle.worst_case_by_ends([9], 3, 3, False) == oracle.worst_case(
+        oracle.node_matrix([9], completion=False), 3, 3
+    )
+
+
+def test_many_rounds_with_a_short_separation_take_no_time():
+    """The values are those of the same search with nothing left out, which took seconds to minutes."""
+    assert exact([20_000], 10, 2000, False) == 5_488_055
+    assert exact([20_000], 10, 1999, False) == 5_488_045
+    assert exact([100_000], 10, 1000, False) == 4_479_096
+    assert exact([100_000], 314, 300, False) == 106_801
+    assert exact([100_000], 10, 10_000, False) >= exact([100_000], 10, 5000, False)
+    assert exact([1_000_000], 10, 100_000, False) > 0
+
+
 def test_equal_spacing_is_not_the_worst_case_and_158_is_reached():
     """AC03: n = 66, b = 7, k = 8."""
     assert exact([66], 7, 8, False) == 158

@@ -63,6 +63,16 @@ def main():
             "",
         ),
         (
+            "100,000 rounds, b 10, k 10,000, one tree",
+            cpu(lambda: tree.squared_sensitivity([100_000], min_separation=10, max_participations=10_000)),
+            "",
+        ),
+        (
+            "the same, k 5,000 (the budget binds)",
+            cpu(lambda: tree.squared_sensitivity([100_000], min_separation=10, max_participations=5_000), 1),
+            "",
+        ),
+        (
             "epsilon(delta), 1,000 points",
             cpu(lambda: accounting.epsilon_curve(0.8, deltas, known="gaussian")),
             "0.1",

@@ -95,3 +95,49 @@ def gaussian_delta(eps, rho):
         return mp.erfc(x / mp.sqrt(2)) / 2
 
     return upper(eps / mu - mu / 2) - mp.exp(eps) * upper(eps / mu + mu / 2)
+
+
+def worst_case_by_ends(trees, b, k, completion):
+    """`worst_case` for a hundred rounds or so: every node by its first round, its last and how many it holds."""
+
+    def join(left, m1, right, m2):
+        """[first, last, count] -> best value of a stretch m1 + m2 long, from those of its halves."""
+        size = min(k, left.shape[2] + right.shape[2] - 2) + 1
+        best = np.full((m1 + m2, m1 + m2, size), -np.inf)
+        c1, c2 = min(left.shape[2], size), min(right.shape[2], size)
+        best[:m1, :m1, :c1] = left[:, :, :c1]
+        best[m1:, m1:, :c2] = np.maximum(best[m1:, m1:, :c2], right[:, :, :c2])
+        # not_before[f]: the best of the right half whose first round is f or later.
+        not_before = np.maximum.accumulate(right[::-1], axis=0)[::-1]
+        for last in range(m1):
+            first = max(last + b - m1, 0)
+            for count in range(1, c1):
+                reach = min(right.shape[2], size - count)
+                if first < m2 and reach > 1:
+                    new = left[:, last, count][:, None, None] + not_before[first][None, :, :reach]
+                    window = best[:m1, m1:, count : count + reach]
+                    np.maximum(window, new, out=window)
+        return best
+
+    def node(height, width):
+        if height == 0:
+            return np.array([[[-np.inf, 1.0]]])
+        half = 1 << (height - 1)
+        if width <= half:
+            best = node(height - 1, width)
+        else:
+            best = join(node(height - 1, half), half, node(height - 1, width - half), width - half)
+        is_released = completion or width == 1 << height
+        return best + is_released * np.arange(best.shape[2]) ** 2
+
+    whole, length = None, 0
+    for rounds in trees:
+        if completion:
+            parts = [((rounds - 1).bit_length(), rounds)]
+        else:
+            parts = [(h, 1 << h) for h in range(rounds.bit_length() - 1, -1, -1) if rounds >> h & 1]
+        for height, width in parts:
+            stretch = node(height, width)
+            whole = stretch if whole is None else join(whole, length, stretch, width)
+            length += width
+    return int(whole.max())

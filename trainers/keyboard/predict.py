@@ -101,7 +101,8 @@ def continuations(
         """The best `beams` extensions; one that has ended stays as it is, in the place of padding."""
         scores = jnp.where(offered[None] & ~kept.ended[:, None], kept.log_prob[:, None] + scores, -jnp.inf)
         scores = scores.at[:, model.PAD].set(jnp.where(kept.ended, kept.log_prob, -jnp.inf))
-        found, at = lax.top_k(scores.reshape(-1), min(beams, scores.size))
+        # Behind the barrier XLA keeps its partial sort; else it may sort all extensions.
+        found, at = lax.optimization_barrier(lax.top_k(scores.reshape(-1), min(beams, scores.size)))
         found = jnp.pad(found, (0, beams - len(found)), constant_values=-jnp.inf)
         at = jnp.pad(at, (0, beams - len(at)))
         parent, word = at // num_tokens, at % num_tokens
