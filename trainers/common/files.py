@@ -1,9 +1,12 @@
 """Files that are whole or absent: write aside, flush, rename."""
 
 import contextlib
+import fcntl
+import glob
 import hashlib
 import os
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
@@ -11,6 +14,7 @@ from typing import IO, Any
 from trainers.common.errors import InputError
 
 PathLike = str | os.PathLike[str]
+_LOCK = ".lock"
 
 
 @contextlib.contextmanager
@@ -24,7 +28,10 @@ def atomic_write(path: PathLike, mode: str = "w", *, permissions: int = 0o644) -
     """
     target = pathlib.Path(path)
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-    descriptor, aside = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    try:
+        descriptor, aside = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    except OSError as error:
+        raise InputError(f"{target} cannot be written ({error.strerror}); check its folder") from error
     try:
         with os.fdopen(descriptor, mode, **text) as file:
             yield file
@@ -36,6 +43,59 @@ def atomic_write(path: PathLike, mode: str = "w", *, permissions: int = 0o644) -
         with contextlib.suppress(FileNotFoundError):
             os.unlink(aside)
         raise
+
+
+@contextlib.contextmanager
+def scratch_folder(parent: PathLike, name: str) -> Iterator[pathlib.Path]:
+    """Yields a folder `.NAME.*.tmp` in `parent` that only the owner can read and that is gone in the end.
+
+    Folders that killed processes left there under the same name are removed first; one in use is locked, and stays.
+    """
+    root = pathlib.Path(parent)
+    for left in root.glob(f".{glob.escape(name)}.*.tmp"):
+        with contextlib.suppress(OSError), open(left / _LOCK, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    try:
+        folder = pathlib.Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".tmp", dir=root))
+    except OSError as error:
+        raise InputError(f"{root} cannot be written ({error.strerror}); choose another folder") from error
+    try:
+        with open(folder / _LOCK, "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_folder(path: PathLike) -> Iterator[pathlib.Path]:
+    """Yields a folder that becomes `path`, whole, when the block ends without an error; only its owner can read it.
+
+    Raises:
+      InputError: there is something at `path` already (but for an empty folder), or it cannot be made.
+    """
+    target = pathlib.Path(path)
+    if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
+        raise InputError(f"{target} exists already; choose another folder")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {target}: {error.strerror}; choose another") from error
+    with scratch_folder(target.parent, target.name) as scratch:
+        aside = scratch / "whole"
+        aside.mkdir(mode=0o700)
+        yield aside
+        os.rename(aside, target)
+
+
+def require_writable(path: PathLike, option: str) -> None:
+    """Refuses, before any work, a file to write whose folder is absent or closed, or that is a folder itself."""
+    target = pathlib.Path(path)
+    if target.is_dir():
+        raise InputError(f"{option} {target} is a folder; give a file to write")
+    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK):
+        raise InputError(f"{option} {target} cannot be written: its folder does not exist or is closed")
 
 
 def cache_dir(*parts: str) -> pathlib.Path:

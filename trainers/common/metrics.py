@@ -24,10 +24,14 @@ def plain(value: Any) -> Any:
 
 
 class Writer:
-    """Appends records to a JSON-lines file and flushes each; `private` makes it readable by its owner only."""
+    """Appends records to a JSON-lines file and flushes each; `private` makes it readable by its owner only.
+
+    What a killed process has left of a last line, if it is no record, is cut off first.
+    """
 
     def __init__(self, path: files.PathLike, *, private: bool = False):
         mode = 0o600 if private else 0o644
+        _mend_end(pathlib.Path(path))
         self._file = os.fdopen(
             os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode), "a", encoding="utf-8"
         )
@@ -55,20 +59,56 @@ class Writer:
 
 def read(path: files.PathLike) -> list[dict[str, Any]]:
     """All whole records; a torn last line (a killed process) is left out, a bad line elsewhere is refused."""
-    lines = pathlib.Path(path).read_text(encoding="utf-8").split("\n")
+    lines = _text(path).split("\n")
     records = []
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            record = json.loads(line)
+        except ValueError as error:
             if number == len(lines):
                 break
-            raise InputError(
-                f"{path}, line {number}: not JSON ({error.msg}); the file was damaged"
-            ) from error
+            raise InputError(f"{path}, line {number}: not JSON ({error}); the file was damaged") from error
+        if not isinstance(record, dict):
+            if number == len(lines):  # the beginning of nothing that a Writer writes, but harmless at the end
+                break
+            raise InputError(f"{path}, line {number}: no record (an object in braces); the file was damaged")
+        records.append(record)
     return records
+
+
+def _text(path: files.PathLike) -> str:
+    try:
+        return pathlib.Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); the file was damaged") from error
+
+
+def _mend_end(path: pathlib.Path) -> None:
+    """Ends the last line, if it is a whole record without its line end; else cuts it off."""
+    if not path.is_file():
+        return
+    with open(path, "r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        tail, start = b"", end
+        while start and b"\n" not in tail:
+            size = min(65_536, start)
+            start -= size
+            file.seek(start)
+            tail = file.read(size) + tail
+        last = tail.rpartition(b"\n")[2]
+        if not last:
+            return
+        try:
+            whole = isinstance(json.loads(last), dict)
+        except ValueError:
+            whole = False
+        if whole:
+            file.seek(end)
+            file.write(b"\n")
+        else:
+            file.truncate(end - len(last))
 
 
 def truncate(path: files.PathLike, *, before: int, counter: str = "round") -> None:

@@ -2,10 +2,8 @@
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from trainers.common.readers import unit_hash
 
@@ -47,6 +45,21 @@ def key(text: str) -> str:
     return re.sub(r"\d+", "0", "".join(c for c in text.lower() if c.isalnum()))
 
 
+def side_keys(pair: Pair) -> tuple[str, str]:
+    """What the two sides of a pair have in common with near-identical sentences; never empty."""
+    return key(pair.source) or pair.source, key(pair.target) or pair.target
+
+
+def sides_of(pairs: Iterable[Pair]) -> set[str]:
+    """The keys of both sides of all pairs."""
+    return {side for pair in pairs for side in side_keys(pair)}
+
+
+def without(pairs: Sequence[Pair], sides: Collection[str]) -> list[Pair]:
+    """The pairs with neither side in `sides`: a choice about each pair by itself."""
+    return [pair for pair in pairs if not any(side in sides for side in side_keys(pair))]
+
+
 def divide(
     sets: Mapping[str, Sequence[Pair]],
     *,
@@ -55,42 +68,23 @@ def divide(
 ) -> dict[str, PairSplits]:
     """Divides each set into train, validation and test so that no sentence of either side is in two of them.
 
-    Pairs that share a source or a target (by `key`), within a set or across sets, fall together, by a
-    hash of their first source. So no train pair of any set has a sentence of any test part.
+    Which part a pair falls into depends on its source alone (a hash of its `key`), so that one pair more or less
+    changes a train part by that pair: what a guarantee for each pair rests on. Of validation and test, pairs are then
+    left out whose target is in the train part of any set (or, for validation, in a test part).
 
     Args:
-      shares: of the pairs, for validation and for test.
+      shares: of the sources, for validation and for test.
       most: pairs for validation and for test; the others of that part are left out, not trained on.
     """
-    flat = [(name, pair) for name, pairs in sets.items() for pair in pairs]
-    root = _components([(key(p.source), key(p.target)) for _, p in flat])
-    part: dict[int, int] = {}
-    for r, (_, pair) in zip(root, flat):
-        if r not in part:
-            position = unit_hash(key(pair.source) or pair.source)
-            part[r] = 1 if position < shares[0] else 2 if position < sum(shares) else 0
-    divided = {name: PairSplits([], [], []) for name in sets}
-    for r, (name, pair) in zip(root, flat):
-        divided[name][part[r]].append(pair)
+    parts: dict[str, PairSplits] = {name: PairSplits([], [], []) for name in sets}
+    for name, pairs in sets.items():
+        for pair in pairs:
+            position = unit_hash(side_keys(pair)[0])
+            parts[name][1 if position < shares[0] else 2 if position < sum(shares) else 0].append(pair)
+    seen = sides_of(p for each in parts.values() for p in each.train)
+    tests = {name: without(each.test, seen)[: most[1]] for name, each in parts.items()}
+    seen |= sides_of(p for test in tests.values() for p in test)
     return {
-        name: PairSplits(parts.train, parts.validation[: most[0]], parts.test[: most[1]])
-        for name, parts in divided.items()
+        name: PairSplits(each.train, without(each.validation, seen)[: most[0]], tests[name])
+        for name, each in parts.items()
     }
-
-
-def _components(keys: Sequence[tuple[str, str]]) -> np.ndarray:
-    """For each pair, the first pair that it is linked to through equal sources or equal targets."""
-    parent = list(range(len(keys)))
-
-    def find(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    seen: dict[tuple[int, str], int] = {}
-    for i, sides in enumerate(keys):
-        for side in enumerate(sides):
-            a, b = sorted((find(i), find(seen.setdefault(side, i))))
-            parent[b] = a
-    return np.array([find(i) for i in range(len(keys))], np.int64)

@@ -1,6 +1,7 @@
 """Reads sentence pairs: JSON lines, CSV, parquet, TMX, gettext catalogues, Moses' line-aligned files, or by name."""
 
 import xml.etree.ElementTree as ElementTree
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ def read_pairs(
     sub_field: str = "sub",
     split: str | None = None,
     skip_bad: bool = False,
+    may_be_empty: bool = False,
 ) -> tuple[list[Pair], PairReport]:
     """Reads pairs, cleaned (`pairs.clean`), in the order of the file; blank and endless ones are counted.
 
@@ -50,6 +52,7 @@ def read_pairs(
       source_field, target_field: the fields' names; for .tmx and line-aligned files, the languages.
       sub: keep only records whose `sub_field` is one of these.
       split: as in `readers.read_clients`.
+      may_be_empty: a source without a usable pair is no error.
 
     Raises:
       InputError: what `readers.read_clients` refuses; line-aligned files of unequal length.
@@ -67,7 +70,7 @@ def read_pairs(
             report.dropped += 1
         else:
             pairs.append(pair)
-    if not pairs:
+    if not pairs and not may_be_empty:
         chosen = f" with {sub_field} in {', '.join(sub)}" if sub is not None else ""
         raise InputError(f"{source} holds no usable pair{chosen}; give a file with sentence pairs")
     return pairs, report
@@ -79,26 +82,59 @@ def read_pair_splits(source: PathLike, **options) -> tuple[PairSplits, list[str]
     By files beside a `train` file or a `split` column; a part that is not given is taken from train, without leaks
     (`pairs.divide`). `options` are those of `read_pairs`.
     """
-    available = _split_names(source)
+    available = given_splits(source)
     notes: list[str] = []
     parts: dict[str, list[Pair]] = {}
     for name in available or [None]:
         parts[name or "train"], report = read_pairs(source, split=name, **options)
         notes += [f"{name or 'all'}: {line}" for line in report.lines()]
     missing = [name for name in ("validation", "test") if name not in parts]
-    if "train" not in parts:
-        raise InputError(f"{source} has no train split; give the file that holds it")
     if missing:
-        taken = divide({"all": parts["train"]})["all"]
-        train = taken.train
-        for name in ("validation", "test"):
-            if name in missing:
-                parts[name] = getattr(taken, name)
-            else:  # given: what was set aside for it goes back
-                train = train + getattr(taken, name)
-        parts["train"] = train
+        shares = (0.05 * ("validation" in missing), 0.1 * ("test" in missing))
+        taken = divide({"all": parts["train"]}, shares=shares)["all"]
+        parts |= {name: getattr(taken, name) for name in ("train", *missing)}
         notes.append(f"{' and '.join(missing)} taken from the train pairs by a hash of the sentence")
     return PairSplits(parts["train"], parts["validation"], parts["test"]), notes
+
+
+def read_train(source: PathLike, **options) -> tuple[list[Pair], list[str]]:
+    """Reads the train pairs of a source, or all of one that is not divided, and says in lines what was left out.
+
+    Whether a pair is among them depends on that pair alone. No pair at all is no error: whether there is one
+    would be told. `options` are those of `read_pairs`.
+
+    Raises:
+      InputError: some records have a `split` and others none, so that one record would decide about the others.
+    """
+    available = given_splits(source)
+    if _is_table(source):
+        has_split = {"split" in row.fields for row in readers.rows(source, None) if row.fields is not None}
+        if len(has_split) > 1:
+            raise InputError(
+                f"{source}: some records have a split and others have none; give it to all or to none"
+            )
+    pairs, report = read_pairs(source, split="train" if available else None, may_be_empty=True, **options)
+    return pairs, report.lines()
+
+
+def given_splits(source: PathLike) -> list[str]:
+    """The parts that a source gives; none for what is one whole (a catalogue, line-aligned text without a train file).
+
+    Raises:
+      InputError: it gives parts, but no train part.
+    """
+    beside = readers.siblings(source)
+    is_name = not Path(source).exists() and hugging_face.is_name(str(source))
+    found = list(beside) if len(beside) > 1 else []
+    if not found and (_is_table(source) or is_name):
+        found = list(readers.split_names(source))
+    if found and "train" not in found:
+        raise InputError(f"{source} has no train split; give the file that holds it")
+    return found
+
+
+def _is_table(source: PathLike) -> bool:
+    return tables.file_kind(source) in ("jsonl", "json", "csv", "tsv", "parquet")
 
 
 def load_default() -> dict[str, PairSplits]:
@@ -225,7 +261,12 @@ def _tmx(path: Path, left: str, right: str) -> Iterator[tuple[str, str, str]]:
     except ElementTree.ParseError as error:
         line = error.position[0]
         raise InputError(f"{path}, line {line}: not valid TMX ({error.msg}); mend it") from error
-    except (EOFError, OSError) as error:
+    except (
+        LookupError,
+        ValueError,
+    ) as error:  # of the parser: an encoding that it does not know, or many-byte
+        raise InputError(f"{path}: its encoding cannot be read ({error}); save it as UTF-8") from error
+    except (EOFError, OSError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read ({error}); copy it again") from error
     if not found:
         listed = ", ".join(sorted(filter(None, languages))) or "none"
@@ -246,13 +287,3 @@ def _segment_text(element: ElementTree.Element) -> str:
 
 def _local(name: str) -> str:
     return name.rpartition("}")[2]
-
-
-def _split_names(source: PathLike) -> list[str]:
-    """The parts of a source; none for what is one whole (a catalogue, line-aligned text without a train file)."""
-    beside = readers.siblings(source)
-    if len(beside) > 1:
-        return list(beside)
-    is_table = tables.file_kind(source) in ("jsonl", "json", "csv", "tsv", "parquet")
-    is_name = not Path(source).exists() and hugging_face.is_name(str(source))
-    return list(readers.split_names(source)) if is_table or is_name else []

@@ -96,7 +96,10 @@ def save_secret(path: files.PathLike, secret: Secret) -> None:
 
 
 def save_public(path: files.PathLike, member: Member) -> None:
-    """Writes what others need of a member."""
+    """Writes what others need of a member. Another's file is never overwritten."""
+    target = pathlib.Path(path)
+    if target.exists():
+        raise InputError(f"{target} exists; move it away first: it may be another member's")
     with files.atomic_write(path) as file:
         json.dump({"format": _PUBLIC, **member.as_json()}, file, indent=1)
 
@@ -150,8 +153,17 @@ def new_data_key() -> bytes:
 
 
 def wrap(data_key: bytes, member: Member, *, context: bytes) -> bytes:
-    """Wraps a data key so that only `member` can unwrap it, and only in this `context`."""
-    return _SUITE.encrypt(data_key, X25519PublicKey.from_public_bytes(member.wrap_key), info=context)
+    """Wraps a data key so that only `member` can unwrap it, and only in this `context`.
+
+    Raises:
+      InputError: the member's key is one that no private key has (of low order).
+    """
+    try:
+        return _SUITE.encrypt(data_key, X25519PublicKey.from_public_bytes(member.wrap_key), info=context)
+    except Exception as error:  # what the library raises here is not documented
+        raise InputError(
+            f"the public key of {member.name!r} cannot be used ({error or type(error).__name__}); ask for a new one"
+        ) from error
 
 
 def unwrap(wrapped: bytes, secret: Secret, *, context: bytes) -> bytes:

@@ -156,9 +156,9 @@ def _names(tree: Any) -> list[str]:
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
-def save_params(path: files.PathLike, params: Any) -> None:
+def save_params(path: files.PathLike, params: Any, *, permissions: int = 0o644) -> None:
     """Writes a pytree of arrays as .npz, whole or not at all."""
-    with files.atomic_write(path, "wb") as file:
+    with files.atomic_write(path, "wb", permissions=permissions) as file:
         arrays: dict[str, Any] = dict(zip(_names(params), map(np.asarray, jax.tree.leaves(params))))
         np.savez(file, **arrays)
 

@@ -148,20 +148,22 @@ def load_codebook(path: files.PathLike) -> pq.Codebook | pq.Projection:
 def create(
     folder: files.PathLike, facts: Facts, codebook: pq.Codebook | pq.Projection | None = None
 ) -> pathlib.Path:
-    """Makes an empty memory; a folder that holds one already is refused."""
+    """Makes an empty memory, readable by its owner alone; a folder that holds anything already is refused."""
     target = pathlib.Path(folder)
     if codebook_digest(codebook) != facts.codebook:
         raise InputError(f"{target}: the codebook is not the one its facts name; use the round's codebook")
     if (target / MANIFEST).exists():
         raise InputError(f"{target} holds a memory already; choose another folder, or append to it")
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(target.iterdir()):
+            raise InputError(f"{target} exists and is not empty; choose another folder for the memory")
     except OSError as error:
         raise InputError(f"cannot make the folder {target}: {error.strerror}; choose another") from error
     if codebook is not None:
         save_codebook(target / CODEBOOK, codebook)
     for name in facts.columns():
-        (target / f"{name}.bin").touch()
+        (target / f"{name}.bin").touch(mode=0o600)
     _write_manifest(target, facts, 0)
     return target
 
@@ -402,7 +404,7 @@ def _read_manifest(target: pathlib.Path) -> tuple[Facts, int]:
 
 
 def _write_manifest(target: pathlib.Path, facts: Facts, count: int) -> None:
-    with files.atomic_write(target / MANIFEST) as file:
+    with files.atomic_write(target / MANIFEST, permissions=0o600) as file:
         json.dump({"format": FORMAT, "count": count, **dataclasses.asdict(facts)}, file, indent=1)
 
 

@@ -25,14 +25,21 @@ def parse(setting: str) -> tuple[str, float]:
     """`non_iid`, `iid`, `non_iid:6`, `iid:12` or `alpha:0.4` as a kind and its number (clients, or the
     ratio).
     """
-    match = re.fullmatch(r"(non_iid|iid)(?::(\d+))?|(alpha):(0|1|0?\.\d+|0\.\d+)", setting)
+    match = re.fullmatch(r"(non_iid|iid)(?::(0*[1-9]\d{0,5}))?|(alpha):([01](?:\.0*)?|0?\.\d+)", setting)
     if match is None:
         raise InputError(
-            f"unknown setting {setting!r}: use non_iid, iid, non_iid:N, iid:N (N clients) or alpha:X (0 to 1)"
+            f"unknown setting {setting!r}: use non_iid, iid, non_iid:N, iid:N (N clients, at least one) or "
+            "alpha:X (0 to 1)"
         )
     if match[3]:
         return "alpha", float(match[4])
     return match[1], float(match[2] or 0)
+
+
+def by_domain(setting: str, domains: int) -> bool:
+    """Whether every client holds all pairs of one domain, so that who holds a pair depends on that pair alone."""
+    kind, number = parse(setting)
+    return kind == "non_iid" and int(number) in (0, domains)
 
 
 def deal(setting: str, sizes: Mapping[str, int], *, seed: int) -> list[Share]:

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import pathlib
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -94,7 +93,8 @@ class Bench:
     def __init__(self, config: Config, read: corpora.Corpora, run_dir: pathlib.Path):
         self.config, self.read, self.run_dir = config, read, run_dir
         self.cache = run_dir / "cache"
-        self.cache.mkdir(parents=True, exist_ok=True)
+        self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.cache.chmod(0o700)  # models trained on private text
         self.model = self._public_model()
         self.graphdef, self.params = self.model.graphdef, self.model.params
         vocabulary = self.model.vocabulary
@@ -234,7 +234,7 @@ class Bench:
     ) -> tuple[Any, protocol.Traffic]:
         """The joint memory as a member has it after sealing, shuffling and opening, and the bytes of it."""
         stores = {client.name: self.coded(own) for client, own in zip(clients, parts)}
-        with tempfile.TemporaryDirectory(dir=self.run_dir) as folder:
+        with files.scratch_folder(self.run_dir, "exchange") as folder:
             quota = max(len(own.values) for own in parts)
             joint, traffic = protocol.simulate(folder, stores, self.codebook, quota=quota)
             return self.searchable(joint), traffic
@@ -291,7 +291,7 @@ class Bench:
         out, _ = train.fit(
             self.graphdef, params, examples, schedule=schedule, seed=seed, folder=folder, what=what
         )
-        data.save_params(place, out)
+        data.save_params(place, out, permissions=0o600)
         shutil.rmtree(folder, ignore_errors=True)
         return out
 

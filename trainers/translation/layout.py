@@ -108,9 +108,9 @@ def _header(header: dict, width: int | None, count: int, digest: str) -> bytes:
 def read(path: files.PathLike, kind: bytes, *, whole: bool = True) -> tuple[dict, np.ndarray]:
     """Returns `(header, sealed)`; `sealed` is a read-only map of uint8 `[n, record_bytes]`.
 
-    The header gains `signed` and `signature`, for the caller to verify, and `count` as a number. With
-    `whole`, a file that is cut short or whose records do not have the header's digest is refused; without,
-    complete records are returned.
+    The header gains `signed` and `signature`, for the caller to verify, and `count` as a number; `digest_holds` says
+    whether the records are those it was written with. With `whole`, a file that is cut short or changed is refused;
+    without, the complete records of a cut file are returned. More bytes than the header speaks of are always refused.
     """
     target = pathlib.Path(path)
     if not target.is_file():
@@ -134,18 +134,23 @@ def read(path: files.PathLike, kind: bytes, *, whole: bool = True) -> tuple[dict
         raise Refused("damaged", f"its header cannot be read: {error}") from error
     if width <= crypto.OVERHEAD or width > _MAX_HEADER * 16 or count < 0:
         raise Refused("damaged", f"its header speaks of {count} records of {width} bytes")
-    rows = min((size - offset) // width, count)
+    if size > offset + count * width:
+        raise Refused(
+            "damaged", f"it has {size - offset} bytes of records, its header says {count} of {width} bytes"
+        )
+    rows = (size - offset) // width
     sealed = (
         np.memmap(target, np.uint8, "r", offset, (rows, width)) if rows else np.zeros((0, width), np.uint8)
     )
-    if whole:
-        if size != offset + count * width:
-            raise Refused(
-                "truncated", f"it has {size - offset} bytes of records, its header says {count * width}"
-            )
-        found = hashlib.sha256()
-        for begin in range(0, rows, 65_536):
-            found.update(sealed[begin : begin + 65_536].tobytes())
-        if found.hexdigest() != digest:
-            raise Refused("changed", "its records do not have the digest in its header")
-    return {**header, "count": count, "signed": kind + text, "signature": signature}, sealed
+    found = hashlib.sha256()
+    for begin in range(0, rows, 65_536):
+        found.update(sealed[begin : begin + 65_536].tobytes())
+    holds = found.hexdigest() == digest
+    if whole and size != offset + count * width:
+        raise Refused(
+            "truncated", f"it has {size - offset} bytes of records, its header says {count * width}"
+        )
+    if whole and not holds:
+        raise Refused("changed", "its records do not have the digest in its header")
+    facts = {"count": count, "digest_holds": holds, "signed": kind + text, "signature": signature}
+    return {**header, **facts}, sealed

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from jaxpriv import keys, knn, pq
 from trainers.common import entropy, files, metrics, plots
 from trainers.common.errors import InputError
 from trainers.translation import (
+    cells,
     corpora,
     datastore,
     dealing,
@@ -35,6 +35,7 @@ from trainers.translation import (
     retrieval,
     session,
 )
+from trainers.translation.config import Config
 
 RESULTS = "release.jsonl"
 BUCKET_BYTES = 1 + 2 + 4 + 28  # cell, value, noisy count, nonce and tag
@@ -90,17 +91,19 @@ def run_release(config: PrivateConfig) -> tuple[dict[str, Any], str]:
     run = session.read_config(config.run_dir)
     run_dir = pathlib.Path(config.run_dir)
     read = corpora.load(run)
+    _check_adjacency(config, run, list(read.clients))
     bench = experiment.Bench(run, read, run_dir)
     made = _digest(bench, config)
     place = run_dir / RESULTS
-    rows = [r for r in (metrics.read(place) if place.exists() else []) if r["made"] == made]
+    rows = [r for r in (metrics.read(place) if place.exists() else []) if r.get("made") == made]
     ways = _ways(config, delta)
-    cells = functools.cache(lambda: _prepare(bench, config))
+    coarse = functools.cache(lambda: _prepare(bench, config))
+    counted = functools.cache(lambda: _counted(bench, config, coarse()))
     with metrics.Writer(place) as writer:
         for name, settings in ways.items():
             if name in {r["way"] for r in rows}:
                 continue
-            scores = _measure(bench, config, cells, name, settings)
+            scores = _measure(bench, config, coarse, counted, name, settings)
             row = {"made": made, "way": name, "epsilon": settings.get("epsilon"), **scores}
             writer.write(**row)
             rows.append(row)
@@ -138,21 +141,34 @@ def run_release(config: PrivateConfig) -> tuple[dict[str, Any], str]:
 
 
 def _check(config: PrivateConfig) -> float:
-    if config.delta is None or not 0 < config.delta < 1:
-        raise InputError("--delta is needed, between 0 and 1: well below one in the number of sentences")
+    if config.delta is None:
+        raise InputError("--delta is needed: well below one in the number of sentences")
     if not config.adjacency:
         raise InputError("--adjacency is needed: add-remove or replace-one")
     if not 1 <= config.cells <= pq.MAX_CENTROIDS:
         raise InputError(f"--cells must be in [1, {pq.MAX_CENTROIDS}], got {config.cells}")
-    if config.max_buckets < 1:
-        raise InputError(f"--max-buckets must be at least 1, got {config.max_buckets}")
-    for value in config.epsilons:
-        if not 0 < value < math.inf:
-            raise InputError(f"--epsilons must be positive, got {value}")
+    for value in config.epsilons or (1.0,):
+        release.check(value, config.delta, config.max_buckets, option="--epsilons")
     for value in config.min_sentences:
         if value < 1:
             raise InputError(f"--min-sentences must be at least 1, got {value}")
     return config.delta
+
+
+def _check_adjacency(config: PrivateConfig, run: Config, domains: Sequence[str]) -> None:
+    """Refuses runs where one pair more or less would change what others' pairs do."""
+    if config.adjacency != "add-remove" or not config.epsilons:
+        return
+    if run.client_pairs:
+        raise InputError(
+            f"the run has --client-pairs {run.client_pairs}, where one pair more displaces another; give "
+            "--adjacency replace-one, or a run without it"
+        )
+    if not dealing.by_domain(run.settings[0], len(domains)):
+        raise InputError(
+            f"in the run's setting {run.settings[0]} one pair more changes who holds the others; give --adjacency "
+            "replace-one, or a run whose first setting is non_iid"
+        )
 
 
 def _digest(bench: experiment.Bench, config: PrivateConfig) -> str:
@@ -182,7 +198,8 @@ def _ways(config: PrivateConfig, delta: float) -> dict[str, dict[str, Any]]:
 def _measure(
     bench: experiment.Bench,
     config: PrivateConfig,
-    cells: Callable[[], Cells],
+    coarse: Callable[[], Cells],
+    counted: Callable[[], list[release.Histogram]],
     name: str,
     settings: dict[str, Any],
 ) -> dict[str, Any]:
@@ -192,19 +209,21 @@ def _measure(
         bleu, chrf, _ = bench.judge(name, ways)
         return {"bleu": bleu, "chrf": chrf, "count": 0, "bytes_up": 0}
     bench.prepare()
-    sizes = {d: len(e) for d, e in bench.examples.items()}
-    shares = dealing.deal(
-        bench.config.settings[0], sizes, seed=experiment.trial_seed(bench.config.seed, 0, 0)
-    )
-    clients = [experiment.share_entries(bench, share) for share in shares]
     if settings.get("histogram"):
-        shared = _histograms(config, cells(), clients, settings.get("release"))
+        shared = _histograms(config, coarse(), counted(), settings.get("release"))
     else:
+        clients = [experiment.share_entries(bench, share) for share in _shares(bench)]
         shared = _filtered(bench, clients, settings["min_sentences"])
     stepper = retrieval.stepper(bench.graphdef, bench.retrieval())
     weights = retrieval.Weights(bench.params, shared.store, jnp.float32(shared.temperature), meta=shared.meta)
     bleu, chrf, _ = bench.judge(name, dict.fromkeys(everywhere, (stepper, weights)))
     return {"bleu": bleu, "chrf": chrf, "count": shared.count, "bytes_up": shared.count * shared.record_bytes}
+
+
+def _shares(bench: experiment.Bench) -> list[dealing.Share]:
+    sizes = {d: len(e) for d, e in bench.examples.items()}
+    seed = experiment.trial_seed(bench.config.seed, 0, 0)
+    return dealing.deal(bench.config.settings[0], sizes, seed=seed)
 
 
 def _filtered(bench: experiment.Bench, clients: Sequence[retrieval.Entries], min_sentences: int) -> Shared:
@@ -228,7 +247,8 @@ def _prepare(bench: experiment.Bench, config: PrivateConfig) -> Cells:
         num_centroids=min(config.cells, len(public.keys)),
     )
     temperature = _spread(coarse, public.keys)
-    learned = weighted_store(coarse, [_count(config, coarse, public)], temperature)
+    filled = cells.Filled(_cells(coarse, public.keys), public.values, public.sentences)
+    learned = weighted_store(coarse, [_count(config, filled)], temperature)
     questions = vocabulary.examples(bench.read.questions)
     positions = meta_k.look(bench.graphdef, bench.params, learned, questions, config=bench.retrieval())
     meta, _ = meta_k.fit(keys.stream(root, "translation-meta-cells"), positions, temperature=temperature)
@@ -238,28 +258,30 @@ def _prepare(bench: experiment.Bench, config: PrivateConfig) -> Cells:
     return Cells(coarse, temperature, meta)
 
 
-def _count(config: PrivateConfig, coarse: pq.Codebook, own: retrieval.Entries) -> release.Histogram:
-    cells = _cells(coarse, own.keys)
-    return release.histogram(
-        cells, own.values, own.sentences, max_buckets=config.max_buckets, unit="sentence"
-    )
+def _count(config: PrivateConfig, filled: cells.Filled) -> release.Histogram:
+    return release.histogram(*filled, max_buckets=config.max_buckets, unit="sentence")
+
+
+def _counted(bench: experiment.Bench, config: PrivateConfig, coarse: Cells) -> list[release.Histogram]:
+    """Every client's true counts."""
+    clients = [[bench.examples[d][i] for d, i in share.members] for share in _shares(bench)]
+    return [_count(config, cells.fill(bench.model, coarse.coarse, examples)) for examples in clients]
 
 
 def _histograms(
     config: PrivateConfig,
-    cells: Cells,
-    clients: Sequence[retrieval.Entries],
+    coarse: Cells,
+    counted: Sequence[release.Histogram],
     made: release.ReleaseConfig | None,
 ) -> Shared:
-    counted = [_count(config, cells.coarse, own) for own in clients]
-    released = counted
+    released = list(counted)
     if made is not None:
         released = [release.release(_noise_key(config, i), h, made) for i, h in enumerate(counted)]
     # One shape, whatever is dropped: a decoding program takes longer to compile than to run.
     rows = sum(len(h.counts) for h in counted)
-    store = weighted_store(cells.coarse, released, cells.temperature, rows=rows)
+    store = weighted_store(coarse.coarse, released, coarse.temperature, rows=rows)
     total = sum(len(h.counts) for h in released)
-    return Shared(store, cells.meta, cells.temperature, total, BUCKET_BYTES)
+    return Shared(store, coarse.meta, coarse.temperature, total, BUCKET_BYTES)
 
 
 def _noise_key(config: PrivateConfig, number: int) -> jax.Array:

@@ -17,8 +17,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -223,17 +221,18 @@ def shuffle(path: files.PathLike, round: Round, uploads: Sequence[files.PathLike
     member's second upload, more than the quota, and records whose nonce was seen already (replayed).
     """
     refused: Counter[str] = Counter()
-    details, parts, seen, read = [], [], set(), 0
+    details, parts, read = [], [], 0
+    seen: set[str] = set()
     for source in uploads:
         read += pathlib.Path(source).stat().st_size if pathlib.Path(source).is_file() else 0
         try:
             header, sealed = layout.read(source, layout.UPLOAD)
-            _check_upload(header, sealed, round, seen)
+            member = _check_upload(header, sealed, round, seen)
         except layout.Refused as reason:
             refused[reason.kind] += 1
             details.append(f"{source}: {reason.kind} ({reason})")
             continue
-        seen.add(header["client"])
+        seen.add(member.name)
         parts.append(sealed)
     if not parts:
         why = "; ".join(details) or "no upload was given"
@@ -274,12 +273,11 @@ def open_shuffled(
     """Client: opens what the server sent and saves it as a memory; nothing is left behind if it fails.
 
     Records that fail are counted: tampered or foreign (another key, round or codebook: the cipher cannot
-    tell which), replayed, malformed, truncated. With `own_upload` it also counts one's own records that the
-    server left out.
+    tell which), replayed, malformed, truncated. That a file was changed on its way (its digest is another) is said;
+    one with more bytes than its header speaks of, or without a record, is refused. With `own_upload` it also counts
+    one's own records that the server left out.
     """
     target = pathlib.Path(folder)
-    if target.exists():
-        raise InputError(f"{target} exists; choose another folder for the joint memory")
     try:
         header, sealed = layout.read(path, layout.SHUFFLED, whole=False)
         if header.get("round") != round.id:
@@ -294,9 +292,8 @@ def open_shuffled(
     refused["truncated"] = header["count"] - len(sealed)
     fresh = _first_seen(_nonces(sealed))
     refused["replayed"] = len(sealed) - int(fresh.sum())
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = pathlib.Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
-    try:
+    changed = ("the file is not the one that its header speaks of: changed on its way",)
+    with files.new_folder(target) as aside:
         datastore.create(aside, round.facts, codebook)
         accepted = 0
         for begin in range(0, len(sealed), _PART):
@@ -307,16 +304,14 @@ def open_shuffled(
             refused["malformed"] += int((~sound).sum())
             accepted = datastore.append(aside, round.facts, keys=keys, values=values, weights=weights)
         details = tuple(f"{n} records: {reason}" for reason, n in refused.items() if n)
-        if not accepted and header["count"]:
-            raise InputError(f"no record of {path} could be opened: {'; '.join(details)}")
+        if not header["digest_holds"] and not refused["truncated"]:
+            details += changed
+        if not accepted:
+            why = "; ".join(details) or "it holds none"
+            raise InputError(f"no record of {path} could be opened: {why}; ask the server for it again")
         if own_upload is not None:
             missing = _missing(own_upload, sealed)
             details += (f"{missing} of your own records: left out by the server",) if missing else ()
-        os.chmod(aside, 0o700)
-        os.rename(aside, target)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
     read = pathlib.Path(path).stat().st_size
     written = sum(f.stat().st_size for f in target.iterdir())
     return Report(accepted, {k: n for k, n in refused.items() if n}, details, read, written)
@@ -361,8 +356,10 @@ def _wrap_context(id: str, name: str) -> bytes:
     return bytes.fromhex(files.digest_of("jaxpriv data key", id, name))
 
 
-def _check_upload(header: dict, sealed: np.ndarray, round: Round, seen: set[str]) -> None:
-    member = round.member(str(header.get("client")))
+def _check_upload(header: dict, sealed: np.ndarray, round: Round, seen: set[str]) -> Member:
+    """Returns the member who sent this. Only a text names one: the number 7 is not the member "7"."""
+    name = header.get("client")
+    member = round.member(name) if isinstance(name, str) else None
     if header.get("round") != round.id:
         raise layout.Refused("another round", f"it is of round {header.get('round')}, not {round.id}")
     if member is None:
@@ -375,6 +372,7 @@ def _check_upload(header: dict, sealed: np.ndarray, round: Round, seen: set[str]
         raise layout.Refused("another layout", f"its records have {sealed.shape[1]} bytes")
     if len(sealed) > round.quota:
         raise layout.Refused("over quota", f"{len(sealed)} records of at most {round.quota}")
+    return member
 
 
 def _nonces(sealed: np.ndarray) -> np.ndarray:

@@ -8,18 +8,22 @@ adversary. What leaves is (centroid, value, noisy count). `accounting` says what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+import scipy.stats
 
 import accounting
 from accounting import PrivacyStatement
 from accounting.statement import ADJACENCY_WORDS
 from jaxpriv import sampling
+from trainers.common.errors import InputError
 
+LARGEST = 9.155  # of `sampling.normal`
 GRID = 2.0**-10  # noise is rounded to it, so that a count plus noise is exact and its last bits tell nothing
 
 
@@ -126,10 +130,39 @@ def release(key: jax.Array, counts: Histogram, config: ReleaseConfig) -> Histogr
     return Histogram(counts.cells[shown], counts.values[shown], noisy[shown].astype(np.float32))
 
 
+def check(epsilon: float, delta: float, max_buckets: int, *, option: str = "epsilon") -> None:
+    """Refuses what no release serves, in one line.
+
+    A delta of 1e-18 is where draws of 64 bits, whose largest is 9.155 standard deviations (2^-65), begin to be told
+    from a Gaussian's; `lost` takes their share from any delta. From 0.01 on, publishing one pair in a hundred
+    would satisfy the definition.
+    """
+    if not 0 < epsilon < math.inf:
+        raise InputError(f"{option} must be positive, got {epsilon}")
+    if max_buckets < 1:
+        raise InputError(f"--max-buckets must be at least 1, got {max_buckets}")
+    if not 1e-18 <= delta < 0.01:
+        raise InputError(
+            f"--delta must be in [1e-18, 0.01), well below one in the number of pairs, got {delta}: noise from 64 bits "
+            "serves no smaller one, and a larger one promises nothing"
+        )
+
+
+def lost(*, stddev: float, max_buckets: int) -> float:
+    """The share of delta that the sampler's end takes: of outputs that only one of two neighbours can give.
+
+    Noise ends at 9.155 sigma, and a unit moves each of its buckets (2 r, if it is exchanged) by at most 1.
+    """
+    return 2 * max_buckets * float(scipy.stats.norm.sf(LARGEST - 1 / stddev))
+
+
 def epsilon(config: ReleaseConfig, *, delta: float) -> float:
     """Returns epsilon at `delta`, for one client's release; infinite if delta is less than the threshold's share."""
+    left = delta - lost(stddev=config.stddev, max_buckets=config.max_buckets)
+    if left <= 0:
+        return math.inf
     return accounting.histogram_epsilon(
-        delta=delta,
+        delta=left,
         stddev=config.stddev,
         threshold=config.threshold,
         max_buckets=config.max_buckets,
@@ -148,16 +181,21 @@ def calibrate(
     if not epsilon > 0:
         raise ValueError(f"epsilon must be positive, got {epsilon=}")
 
+    def left(stddev: float) -> float:
+        return delta - lost(stddev=stddev, max_buckets=max_buckets)
+
     def config(stddev: float) -> ReleaseConfig:
         threshold = accounting.histogram_threshold(
-            delta=delta, stddev=stddev, max_buckets=max_buckets, adjacency=adjacency, share=share
+            delta=left(stddev), stddev=stddev, max_buckets=max_buckets, adjacency=adjacency, share=share
         )
         settings: dict[str, Any] = dict(unit=unit, adjacency=adjacency)
         return ReleaseConfig(max_buckets=max_buckets, stddev=stddev, threshold=threshold, **settings)
 
     def spent(stddev: float) -> float:
+        if left(stddev) <= delta / 2:  # less noise than the sampler serves at this delta
+            return math.inf
         return accounting.histogram_epsilon(
-            delta=delta,
+            delta=left(stddev),
             stddev=stddev,
             threshold=config(stddev).threshold,
             max_buckets=max_buckets,
@@ -168,7 +206,7 @@ def calibrate(
     while spent(high) > epsilon:
         low, high = high, 2 * high
         if high > 1e9:
-            raise ValueError(f"no noise reaches {epsilon=} at {delta=}; ask for a larger one")
+            raise InputError(f"no noise reaches epsilon {epsilon:g} at delta {delta:g}; ask for a larger one")
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if spent(middle) <= epsilon else (middle, high)
@@ -204,10 +242,13 @@ def statement(config: ReleaseConfig, *, delta: float) -> PrivacyStatement:
                 "a second release from the same text (it composes)",
                 "records shared beside the histogram, and anything else published about the text",
                 "the choice of r, sigma and tau, if it was made by looking at the text",
+                f"a {config.unit} that occurs several times: every occurrence is one of its own, and the guarantee for "
+                "all of them together is that of a group",
             ],
             "assumptions": [
                 "the model, the coarse quantizer and the settings are public and came from public data",
-                "the noise key is secret and comes from the operating system",
+                "the noise key is secret and comes from the operating system; it holds 64 bits, so that the guarantee "
+                "is computational: nobody tries them all",
                 f"each {config.unit} fills at most {config.max_buckets} distinct buckets with weight at most 1",
                 "no text occurs at two clients; otherwise its clients' releases compose",
             ],

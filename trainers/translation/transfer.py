@@ -37,7 +37,7 @@ def run_transfer(config: TransferConfig) -> tuple[dict[str, Any], str]:
     bench.prepare()
     made = files.digest_of(bench.model.digest, corpora.digest(read), repr((run.k, run.key_encryption)))[:20]
     place = bench.run_dir / RESULTS
-    rows = [r for r in (metrics.read(place) if place.exists() else []) if r["made"] == made]
+    rows = [r for r in (metrics.read(place) if place.exists() else []) if r.get("made") == made]
     have = {r["trained_on"] for r in rows}
     stepper = retrieval.stepper(bench.graphdef, bench.retrieval())
     store = None

@@ -51,6 +51,69 @@ def test_unusable_paths_are_named(tmp_path, kind):
         files.existing_file(path, "data file")
 
 
+def test_a_new_folder_is_whole_or_absent_and_never_an_old_one(tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "letter").touch()
+    with pytest.raises(InputError, match="exists already"), files.new_folder(tmp_path / "old"):
+        pass
+
+    def fail():
+        with files.new_folder(tmp_path / "half") as folder:
+            (folder / "a").touch()
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["old"]
+    with files.new_folder(tmp_path / "new") as folder:
+        (folder / "a").touch()
+        assert not (tmp_path / "new").exists()
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["a"]
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+
+
+def test_scratch_of_killed_processes_is_swept_and_that_of_living_ones_is_not(tmp_path):
+    with files.scratch_folder(tmp_path, "x") as living:
+        dead = tmp_path / ".x.dead.tmp"
+        dead.mkdir()
+        (dead / ".lock").touch()
+        (dead / "private").touch()
+        (tmp_path / ".xy.other.tmp").mkdir()
+        with files.scratch_folder(tmp_path, "x") as second:
+            assert living.exists()
+            assert second.exists()
+            assert not dead.exists()
+    assert [p.name for p in tmp_path.iterdir()] == [".xy.other.tmp"]
+
+
+def test_a_file_that_cannot_be_written_is_named_not_its_temporary(tmp_path):
+    written = files.atomic_write(tmp_path / "none" / "a")
+    with pytest.raises(InputError, match=rf"^{tmp_path / 'none' / 'a'} cannot be written"), written:
+        pass
+    for path in (tmp_path, tmp_path / "none" / "a"):
+        with pytest.raises(InputError, match=f"--out {path}"):
+            files.require_writable(path, "--out")
+    files.require_writable(tmp_path / "a", "--out")
+
+
+@pytest.mark.parametrize(("torn", "kept"), [('{"round": 9', []), ('{"round": 9}', [9]), ("5", [])])
+def test_a_torn_line_does_not_spoil_what_is_written_after_it(tmp_path, torn, kept):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"round": 1}\n' + torn)
+    assert [r["round"] for r in metrics.read(path)] == [1, *kept]
+    for number in (2, 3):
+        with metrics.Writer(path) as writer:
+            writer.write(round=number)
+    assert [r["round"] for r in metrics.read(path)] == [1, *kept, 2, 3]
+
+
+def test_lines_that_are_no_records_are_refused(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('5\n{"round": 1}\n')
+    with pytest.raises(InputError, match=r"line 1: no record"):
+        metrics.read(path)
+
+
 def test_digest_of_tells_where_one_part_ends():
     assert files.digest_of("ab", "c") != files.digest_of("a", "bc")
 

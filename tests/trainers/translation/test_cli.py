@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from trainers.cli import main
 from trainers.common import metrics
 from trainers.translation import corpora, experiment, federated, retrieval, session
 
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 WORDS = ["haus", "garten", "frau", "stadt", "baum", "licht", "weg", "tag", "wort", "hand", "stein", "fluss"]
 ENGLISH = [
     "house",

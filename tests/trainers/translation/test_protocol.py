@@ -205,6 +205,20 @@ def test_quota(tmp_path):
     assert report.accepted == 2
 
 
+@pytest.mark.parametrize(("name", "value"), [("7", 7), ("None", None), ("True", True), ("['it']", ["it"])])
+def test_a_member_is_named_by_text_alone(tmp_path, name, value):
+    """Otherwise the number 7 sends in the name of the member "7", once more than that one may."""
+    secret = crypto.Secret(name=name, wrap_key=b"\1" * 32, sign_key=b"\2" * 32)
+    made = protocol.make_round(tmp_path / "round.json", secret, [secret.public()], facts(), quota=9)
+    sealed = crypto.seal(crypto.new_data_key(), np.zeros((3, 6), np.uint8), context=made.context())
+    for file, client in (("one", name), ("two", value)):
+        header = {"round": made.id, "client": client, "upload": file}
+        layout.write(tmp_path / file, layout.UPLOAD, header, sealed[:], sign=lambda m: crypto.sign(secret, m))
+    report = protocol.shuffle(tmp_path / "out", made, [tmp_path / "one", tmp_path / "two"])
+    assert report.accepted == 3
+    assert report.refused == {"unknown member": 1}
+
+
 def test_no_accepted_upload_is_an_error(setting):
     with pytest.raises(InputError, match=r"no upload was accepted.*missing"):
         setting.shuffle([setting.folder / "absent"])
@@ -263,6 +277,40 @@ def test_a_cut_file_gives_its_whole_records(setting):
     assert report.details == ("2 records: truncated",)
 
 
+def test_a_changed_header_or_digest_does_not_pass_in_silence(setting):
+    setting.shuffle()
+    data = (setting.folder / "shuffled").read_bytes()
+    before = set(setting.folder.iterdir())
+
+    def variant(name, changed):
+        assert changed != data
+        (setting.folder / name).write_bytes(changed)
+        return name
+
+    fewer = variant("fewer", data.replace(b'"count": "000000000006"', b'"count": "000000000002"'))
+    none = variant("none", data.replace(b'"count": "000000000006"', b'"count": "000000000000"'))
+    more = variant("more", data.replace(b'"count": "000000000006"', b'"count": "000000000009"'))
+    stray = variant("stray", data + b"\0" * 5)
+    for name in (fewer, none, stray):
+        with pytest.raises(InputError, match=r"damaged .*its header says"):
+            setting.open(name)
+    assert set(setting.folder.iterdir()) - before == {setting.folder / n for n in (fewer, none, more, stray)}
+    assert setting.open(more, into="joint-more").refused == {"truncated": 3}
+    _, sealed = layout.read(setting.folder / "shuffled", layout.SHUFFLED)
+    swapped = data[: -sealed.size] + np.asarray(sealed)[::-1].tobytes()  # each record sound, the file another
+    report = setting.open(variant("swapped", swapped), into="joint-swapped")
+    assert report.accepted == 6
+    assert report.details == ("the file is not the one that its header speaks of: changed on its way",)
+
+
+def test_an_empty_result_is_no_memory(tmp_path):
+    empty = Setting(tmp_path, sizes=(0, 0, 0))
+    empty.shuffle()
+    with pytest.raises(InputError, match="could be opened: it holds none"):
+        empty.open()
+    assert not (tmp_path / "joint").exists()
+
+
 def test_nothing_is_left_behind_when_nothing_opens(setting):
     setting.shuffle()
     before = set(setting.folder.iterdir())
@@ -280,7 +328,7 @@ def test_nothing_is_left_behind_when_nothing_opens(setting):
         setting.open("absent")
     assert set(setting.folder.iterdir()) == before
     setting.open()
-    with pytest.raises(InputError, match="exists; choose another folder"):
+    with pytest.raises(InputError, match="exists already; choose another folder"):
         setting.open()
 
 

@@ -1,0 +1,181 @@
+"""The roles of the protocol as commands with files between them: keygen, share, shuffle, open."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from trainers.common import files
+from trainers.common.errors import InputError
+from trainers.translation import crypto, data, datastore, facts, protocol, report
+from trainers.translation.config import Required, RequiredMany
+
+Result = tuple[dict[str, Any], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeygenConfig:
+    """Make a member's keys; or, with --round, a round: a fresh data key, wrapped for every member.
+
+    A round is made by a member, never by the server, which would hold its key.
+    """
+
+    name: Annotated[str, tyro.conf.arg(help_behavior_hint="(required without --round)")] = ""
+    """The member's name."""
+    out: str = "."
+    """Folder for NAME.secret.json (keep it) and NAME.public.json (give it to the other members)."""
+    round: str | None = None
+    """Round file to write. Needs --secret, --members, --model, --codebook."""
+    secret: Annotated[str, tyro.conf.arg(help_behavior_hint="(required with --round)")] = ""
+    """The maker's private key file."""
+    members: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(required with --round)")] = ()
+    """Public key files of all members, the maker's own among them."""
+    model: str = "runs/translation/public"
+    """Folder of the public model that all members use."""
+    codebook: str | None = None
+    """The server's codebook (public/codebook.npz of a run); none sends keys as they are."""
+    weighted: bool = False
+    """Records are buckets with noisy counts (`store --epsilon`)."""
+    quota: int = 2_000_000
+    """Records a member may send at most."""
+    json: bool = False
+    """Print one JSON object as the last line."""
+
+
+def run_keygen(config: KeygenConfig) -> Result:
+    if config.round is None:
+        if not config.name:
+            raise InputError("--name is needed: the member's name")
+        folder = pathlib.Path(config.out)
+        stem = folder / config.name
+        secret = crypto.generate(config.name)
+        for path in (f"{stem}.secret.json", f"{stem}.public.json"):
+            if pathlib.Path(path).exists():
+                raise InputError(f"{path} exists; choose another --name or --out: keys are not overwritten")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--out {folder} cannot be made: {error.strerror}") from error
+        crypto.save_secret(f"{stem}.secret.json", secret)
+        crypto.save_public(f"{stem}.public.json", secret.public())
+        print_id = secret.public().fingerprint()
+        text = f"{stem}.secret.json (private) and {stem}.public.json; fingerprint {print_id}"
+        return {"public": f"{stem}.public.json", "fingerprint": print_id}, text
+    if config.quota < 1:
+        raise InputError(f"--quota must be at least 1, got {config.quota}")
+    files.require_writable(config.round, "--round")
+    model = data.load(config.model)
+    codebook = None if config.codebook is None else datastore.load_codebook(config.codebook)
+    members = [crypto.load_public(path) for path in config.members]
+    form = facts.facts_of(model, codebook, weighted=config.weighted)
+    secret = crypto.load_secret(config.secret)
+    made = protocol.make_round(config.round, secret, members, form, quota=config.quota)
+    result = {"round": made.id, "members": [m.name for m in members], "file": config.round}
+    return result, f"round {made.id} for {', '.join(m.name for m in members)}: {config.round}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareConfig:
+    """Client: seal a memory, record by record, and sign the upload."""
+
+    round: Required = ""
+    """Round file, from its maker."""
+    secret: Required = ""
+    """One's own private key file."""
+    members: RequiredMany = ()
+    """Public key files of the other members, from themselves (compare fingerprints)."""
+    store: Required = ""
+    """Folder of the memory."""
+    out: Required = ""
+    """Upload to write."""
+    json: bool = False
+    """Print one JSON object as the last line."""
+
+
+def run_share(config: ShareConfig) -> Result:
+    made, secret, key = _joined(config)
+    if not config.out:
+        raise InputError("--out FILE is needed: the upload to write")
+    files.require_writable(config.out, "--out")
+    store = datastore.open_store(config.store, facts=made.facts)
+    said = protocol.share(config.out, made, key, secret, store)
+    return _told(said, config.out, "records sealed", "up")
+
+
+def _joined(config) -> tuple[protocol.Round, crypto.Secret, bytes]:
+    for name in ("round", "secret"):
+        if not getattr(config, name):
+            raise InputError(f"--{name} FILE is needed")
+    made, secret = protocol.read_round(config.round), crypto.load_secret(config.secret)
+    return made, secret, protocol.join(made, secret, [crypto.load_public(p) for p in config.members])
+
+
+def _told(said: protocol.Report, place: str, what: str, way: str) -> Result:
+    result = {
+        "records": said.accepted,
+        "refused": said.refused,
+        "details": list(said.details),
+        f"bytes_{way}": said.bytes_written if way == "up" else said.bytes_read,
+        "file": place,
+        "guarantee": report.GUARANTEE["fednn"],
+    }
+    lines = [f"{said.accepted} {what}: {place}", *(f"refused or missing: {line}" for line in said.details)]
+    return result, "\n".join([*lines, report.GUARANTEE["fednn"]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffleConfig:
+    """Server: check the uploads, join them, and write their records in random order, without reading them."""
+
+    round: Required = ""
+    """Round file."""
+    uploads: RequiredMany = ()
+    """The members' uploads."""
+    out: Required = ""
+    """File to write, for every member."""
+    json: bool = False
+    """Print one JSON object as the last line."""
+
+
+def run_shuffle(config: ShuffleConfig) -> Result:
+    if not config.round or not config.uploads or not config.out:
+        raise InputError("--round FILE, --uploads FILE ... and --out FILE are needed")
+    files.require_writable(config.out, "--out")
+    said = protocol.shuffle(config.out, protocol.read_round(config.round), config.uploads)
+    return _told(said, config.out, "records shuffled", "up")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenConfig:
+    """Client: open what the server sent and save the joint memory."""
+
+    round: Required = ""
+    """Round file, from its maker."""
+    secret: Required = ""
+    """One's own private key file."""
+    members: RequiredMany = ()
+    """Public key files of the other members."""
+    shuffled: Required = ""
+    """File from the server."""
+    codebook: str | None = None
+    """The server's codebook."""
+    own_upload: str | None = None
+    """One's own upload, to count records that the server left out."""
+    out: Required = ""
+    """Folder for the joint memory."""
+    json: bool = False
+    """Print one JSON object as the last line."""
+
+
+def run_open(config: OpenConfig) -> Result:
+    made, _, key = _joined(config)
+    if not config.shuffled or not config.out:
+        raise InputError("--shuffled FILE and --out FOLDER are needed")
+    codebook = None if config.codebook is None else datastore.load_codebook(config.codebook)
+    said = protocol.open_shuffled(
+        config.out, made, key, config.shuffled, codebook, own_upload=config.own_upload
+    )
+    return _told(said, config.out, "records opened", "down")
