@@ -33,13 +33,14 @@ def main():
         suggester.commit(text[0])
         suggester.suggest()
 
-    def completed():
-        compose.complete(released, suggester, threshold=0.5)
+    def completed(beams):
+        compose.complete(released, suggester, threshold=0.5, beams=beams)
 
     rows = [
         ("a word, three suggestions", _milliseconds(type_word)),
         ("a letter, three suggestions", _milliseconds(lambda: suggester.suggest("th"))),
-        (f"a completion of up to {compose.LENGTH} words", _milliseconds(completed)),
+        (f"a completion of up to {compose.LENGTH} words, greedy", _milliseconds(lambda: completed(1))),
+        ("the same with 4 beams", _milliseconds(lambda: completed(4))),
         ("the same word, all 21 words computed again", _milliseconds(lambda: np.asarray(again(inputs)))),
     ]
     table(["what", "CPU ms (median of 200)"], [(name, f"{value:.3f}") for name, value in rows])
