@@ -140,7 +140,7 @@ def test_rounds_of_other_clients_compile_nothing_new():
     assert len(set(compiled)) == 1
 
 
-@pytest.mark.parametrize(("chunk_size", "devices"), [(2, 1), (1, 4), (2, 4)])
+@pytest.mark.parametrize(("chunk_size", "devices"), [(8, 1), (2, 1), (1, 4), (2, 4)])
 def test_the_noise_is_that_of_the_sum_once_and_divided_by_the_report_goal(chunk_size, devices):
     wide = model.ModelConfig(num_tokens=2004, embedding_size=24, hidden_size=12)
     config = dataclasses.replace(ROUND, noise_multiplier=1.0, clip_norm=0.5, report_goal=100)

@@ -1,9 +1,14 @@
 """The data a run is given: other columns, empty files, clients' text where public text is asked for."""
 
+import json
+
+import numpy as np
+
 from tests.trainers.keyboard import toy
 from tests.trainers.keyboard.test_train import one_line
 from trainers import cli
-from trainers.keyboard import corpus
+from trainers.common import metrics
+from trainers.keyboard import corpus, session
 
 
 def test_an_empty_data_file_is_named(tmp_path, capsys):
@@ -24,6 +29,29 @@ def test_columns_of_other_names_can_be_given(tmp_path, capsys):
     assert "--client-field" in one_line(capsys)
     given = toy.config(tmp_path, data=str(tmp_path / "other.jsonl"), client_field="user", text_field="said")
     assert corpus.load(given).digests == corpus.load(config).digests
+
+
+def test_clients_without_a_usable_example_take_part_and_send_zero(tmp_path):
+    """Three of four, so that some rounds have nobody with an example."""
+    config = toy.config(tmp_path, rounds=4, report_goal=1, evaluate_every=4)
+    rows = [json.loads(line) for line in (tmp_path / "clients.jsonl").read_text().splitlines()]
+    for i, row in enumerate(rows):
+        if row["split"] == "train" and i % 4:
+            row["text"] = [[], [""], ["   "]][i % 3]
+    (tmp_path / "clients.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = corpus.load(config)
+    empty = {i for i, examples in zip(data.ids, data.train) if not len(examples)}
+    assert len(empty) == 18
+    assert len(data.ids) == 24
+    result, _ = session.train(config)
+    assert np.isfinite(result["perplexity"])
+    rounds = metrics.read(tmp_path / "run" / "participation.jsonl")
+    operator = metrics.read(tmp_path / "run" / "operator.jsonl")
+    for line, seen in zip(rounds, operator, strict=True):
+        assert seen["num_empty"] == len(empty & set(line["devices"]))
+        assert np.isfinite(seen["training_loss"])
+        assert np.isfinite(seen["mean_norm"])
+    assert {seen["num_empty"] for seen in operator} == {0, 1}  # nobody at all in some rounds
 
 
 def test_clients_text_is_not_taken_as_public(tmp_path, capsys):
