@@ -18,7 +18,7 @@ import numpy as np
 from jaxpriv import depth
 from tests.bench.timing import cpu_seconds, table
 from trainers.common.errors import InputError
-from trainers.documents import data, encoder, mechanisms, methods, preparation, release
+from trainers.documents import choices, data, encoder, mechanisms, methods, preparation, release
 
 CANDIDATES, SENTENCES, DIRECTIONS, DIM, DOCUMENTS = 5000, 16, 50, 384, 64
 
@@ -136,16 +136,16 @@ def release_once(counts: list[int]) -> None:
         scores = mechanisms.depth_scores(documents, prepared, num_directions=(DIRECTIONS,))
         return {variants[0]: scores[DIRECTIONS]}
 
-    def draw(scores, documents, key_rows, epsilon, variant):
+    def draw(scores, counts, key_rows, epsilon, variant):
         drawn = mechanisms.select(
             key_rows, scores[variant], epsilon=epsilon, sensitivity=1,
-            max_score=int(documents.counts.max()) // 2, mechanism="permute_and_flip",
+            max_score=int(counts.max()) // 2, mechanism="permute_and_flip",
         )  # fmt: skip
         return methods.Released(embeddings[drawn], drawn)
 
     method = methods.Method(
         name="depth", variants=("50",), utility="strict_depth", draws=True, prepare=prepare, release=draw,
-        predict=lambda *_: np.zeros(0),
+        predict=lambda *_: np.zeros(0), width=lambda variant: DIM,
     )  # fmt: skip
     offsets = np.concatenate([[0], np.cumsum(counts)])
     vectors = rng.standard_normal((offsets[-1], DIM), np.float32)
@@ -154,9 +154,9 @@ def release_once(counts: list[int]) -> None:
     keys = jax.random.split(jax.random.key(0), len(counts))
     few = np.arange(min(2048, len(counts)))
     before = _resident()
-    release.release_all(method, documents.take(few), keys[: len(few)], 10.0, "50")  # compiles
+    release.release_all(method, documents.take(few), keys[: len(few)], 10.0, choices.always("50"))  # compiles
     start, cpu = time.perf_counter(), time.process_time()
-    release.release_all(method, documents, keys, 10.0, "50")
+    release.release_all(method, documents, keys, 10.0, choices.always("50"))
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu
     found = {"wall": wall, "cpu": cpu, "inputs": vectors.nbytes / 1e6, "before": before, "peak": _peak()}
     print(json.dumps(found))

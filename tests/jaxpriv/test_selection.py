@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxpriv import selection
+from jaxpriv import depth, selection
 from tests.oracles import selection_loops
 
 MECHANISMS = ("exponential", "permute_and_flip")
@@ -198,6 +198,17 @@ def test_refuses_other_impossible_settings():
         draws("exponential", [0, 1], 1e-4, 1, max_score=10**6)
     with pytest.raises(ValueError, match="num_steps"):
         selection.rounded(jnp.zeros((2, 3)), num_steps=0)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_document_of_no_or_of_one_sentence_is_drawn_uniformly_by_depth(count):
+    """Whatever the sentence and epsilon: every candidate has depth 0 then."""
+    rng = np.random.default_rng(count)
+    sentences, candidates, directions = (jnp.asarray(rng.normal(size=(n, 3)), jnp.float32) for n in (1, 5, 4))
+    found = depth.depth(sentences, candidates, directions, where=jnp.arange(1) < count)
+    assert found.tolist() == [0] * 5
+    for mechanism in MECHANISMS:
+        np.testing.assert_allclose(law(mechanism, found, 10.0), 0.2, rtol=1e-9)
 
 
 def test_zero_epsilon_law_and_far_gaps():

@@ -51,13 +51,16 @@ def main(argv: Sequence[str]) -> int:
 
 def release_words(result: dict[str, Any]) -> str:
     """What a release says to a person."""
+    variants = ", ".join(
+        v if len(result["variants"]) == 1 else f"{v}: {number}" for v, number in result["variants"].items()
+    )
     lines = [
-        f"{counted(result['documents'], 'document')} by {result['method']} ({result['variant']}): {result['output']}",
+        f"{counted(result['documents'], 'document')} by {result['method']} ({variants}): {result['output']}",
         result["guarantee"]["sentence"],
     ]
     if result["chosen_at"] != result["epsilon"]:
         lines.append(
-            f"Epsilon {named(result['epsilon'])} was not fitted: method and variant are those chosen at "
+            f"Epsilon {named(result['epsilon'])} was not fitted: method and variants are those chosen at "
             f"{named(result['chosen_at'])}, the nearest that was."
         )
     if result["without_sentences"]:

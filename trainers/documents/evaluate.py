@@ -13,31 +13,14 @@ import numpy as np
 
 from jaxpriv import keys
 from trainers.common import files, metrics, progress
-from trainers.documents import methods, networks, word_mdp
+from trainers.documents import choices, methods, networks, word_mdp
 from trainers.documents.config import Config, named
 from trainers.documents.data import Encoded
 from trainers.documents.encoder import SentenceEncoder
 from trainers.documents.public import Public
 
-BINS = ((2, 5), (6, 10), (11, 15), (16, 20), (21, None))
 CEILING = "deepest_candidate (no privacy)"
 BIN_EPSILON = 10.0
-
-
-def choose(
-    method: methods.Method, prepared: Any, validation: Encoded, root: jax.Array, epsilon: float
-) -> tuple[str, float]:
-    """The variant with the best macro-F1 on released validation documents, and that score."""
-    num_classes, best = len(validation.classes), ("", -1.0)
-    for variant in method.variants:
-        stream = keys.stream(root, f"validation {method.name} {named(epsilon)} {variant}")
-        released = method.release(
-            prepared, validation, jax.random.split(stream, len(validation.ids)), epsilon, variant
-        )
-        score = networks.macro_f1(validation.labels, method.predict(released, epsilon, variant), num_classes)
-        if score > best[1]:
-            best = variant, score
-    return best
 
 
 def sweep(
@@ -69,25 +52,24 @@ def sweep(
             if (name, epsilon) in finished:
                 continue
             method.check(epsilon, test, "--epsilons")
-            variant, validation_score = choose(method, on_validation, validation, root, epsilon)
+            choice, validation_score = choices.choose(method, on_validation, validation, root, epsilon)
             predictions = []
             for trial in range(config.trials):
                 stream = keys.for_round(keys.stream(root, f"test {name} {named(epsilon)}"), trial)
-                released = method.release(
-                    on_test, test, jax.random.split(stream, len(test.ids)), epsilon, variant
-                )
-                predictions.append(method.predict(released, epsilon, variant))
+                key_rows = jax.random.split(stream, len(test.ids))
+                predictions.append(choices.predict(method, on_test, test.counts, key_rows, epsilon, choice))
             record: dict[str, Any] = {
                 "method": name,
                 "epsilon": epsilon,
-                "variant": variant,
+                "variant": choice.overall,
+                "by_length": dict(zip(map(choices.group_name, range(len(choices.GROUPS))), choice.by_length)),
                 "validation": validation_score,
                 "trials": [networks.macro_f1(test.labels, p, num_classes) for p in predictions],
             }
             if epsilon == BIN_EPSILON:
                 record["bins"] = _by_bin(test, predictions)
                 if method.draws:
-                    record["candidates"] = _by_candidates(method, on_test, test, root, epsilon, variant)
+                    record["candidates"] = _by_candidates(method, on_test, test, root, epsilon, choice)
             writer.write(**record)
     bar.close()
     if ceiling is not None and (CEILING, None) not in finished:
@@ -115,37 +97,31 @@ def _ceiling(
 
 
 def _by_bin(test: Encoded, predictions: list[np.ndarray]) -> dict[str, dict[str, float]]:
-    """Macro-F1 by number of sentences, over the trials, with the number of documents."""
+    """Macro-F1 by number of sentences, over the trials, with the number of documents; those of 0 and 1 apart."""
     out = {}
-    for low, high in BINS:
-        rows = (test.counts >= low) & (test.counts <= (high or np.inf))
+    for group, (low, _) in enumerate(choices.GROUPS):
+        rows = (choices.group_of(test.counts) == group) & (test.counts >= low)
         if rows.any():
             scores = [networks.macro_f1(test.labels[rows], p[rows], len(test.classes)) for p in predictions]
-            out[bin_name(low, high)] = {"documents": int(rows.sum()), "mean": float(np.mean(scores))}
+            out[choices.group_name(group)] = {"documents": int(rows.sum()), "mean": float(np.mean(scores))}
     return out
 
 
-def bin_name(low: int, high: int | None) -> str:
-    return f"{low}-{high}" if high else f"{low}+"
-
-
 def _by_candidates(
-    method: methods.Method, prepared: Any, test: Encoded, root: jax.Array, epsilon: float, variant: str
+    method: methods.Method,
+    prepared: Any,
+    test: Encoded,
+    root: jax.Array,
+    epsilon: float,
+    choice: choices.Choice,
 ) -> dict[str, float]:
     """Macro-F1 with the first part of the candidates only, which are in random order."""
-    total, out = prepared[variant].shape[1], {}
+    total, out = prepared[choice.overall].shape[1], {}
     for size in sorted({max(2, total * share // 100) for share in (2, 5, 10, 25, 50, 100)}):
-        stream = keys.stream(root, f"candidates {method.name} {size}")
-        released = method.release(
-            {variant: prepared[variant][:, :size]},
-            test,
-            jax.random.split(stream, len(test.ids)),
-            epsilon,
-            variant,
-        )
-        out[str(size)] = networks.macro_f1(
-            test.labels, method.predict(released, epsilon, variant), len(test.classes)
-        )
+        key_rows = jax.random.split(keys.stream(root, f"candidates {method.name} {size}"), len(test.ids))
+        first = {variant: prepared[variant][:, :size] for variant in {*choice.by_length}}
+        predicted = choices.predict(method, first, test.counts, key_rows, epsilon, choice)
+        out[str(size)] = networks.macro_f1(test.labels, predicted, len(test.classes))
     return out
 
 
@@ -194,17 +170,21 @@ def summary(
         "random": networks.random_guess(train.labels, num_classes),
     }
     spread: dict[str, dict[str, float]] = {}
-    choices: dict[str, dict[str, str]] = {}
+    chosen: dict[str, dict[str, str]] = {}
+    by_length: dict[str, dict[str, dict[str, str]]] = {}
     for record in records:
         epsilon = "inf" if record["epsilon"] is None else named(record["epsilon"])
         name = record["method"]
         means.setdefault(name, {})[epsilon] = float(np.mean(record["trials"]))
         spread.setdefault(name, {})[epsilon] = float(np.std(record["trials"]))
-        choices.setdefault(name, {})[epsilon] = record["variant"]
+        chosen.setdefault(name, {})[epsilon] = record["variant"]
+        if "by_length" in record:
+            by_length.setdefault(name, {})[epsilon] = record["by_length"]
     return {
         "macro_f1": means,
         "spread": spread,
-        "choices": choices,
+        "choices": chosen,
+        "choices_by_length": by_length,
         "bins": {r["method"]: r["bins"] for r in records if "bins" in r},
         "bins_nonprivate": _by_bin(test, [public.classifier.predict(test.means)]),
         "num_candidates": {r["method"]: r["candidates"] for r in records if "candidates" in r},

@@ -5,7 +5,7 @@ from typing import Any
 
 from trainers.common import metrics, progress
 from trainers.common.wording import counted
-from trainers.documents import evaluate, methods, preparation, public, store
+from trainers.documents import choices, methods, preparation, public, store
 from trainers.documents.config import Config, named
 
 
@@ -19,7 +19,7 @@ def fit(config: Config) -> tuple[dict[str, Any], str]:
     prepared = public.prepare(config, train, validation)
     # Public documents are released here only to compare variants: a seed serves, nothing private is at stake.
     root = preparation.public_root(config, "choices")
-    choices: dict[str, dict[str, str]] = {}
+    chosen: dict[str, dict[str, choices.Choice]] = {}
     scores: dict[str, dict[str, float]] = {}
     built = methods.build(config, prepared, train, validation)
     bar = progress.bar(total=len(built) * len(config.epsilons), what="choices", unit="epsilon")
@@ -27,17 +27,18 @@ def fit(config: Config) -> tuple[dict[str, Any], str]:
         on_validation = method.prepare(validation, method.variants)
         for epsilon in config.epsilons:
             method.check(epsilon, validation, "--epsilons")
-            variant, score = evaluate.choose(method, on_validation, validation, root, epsilon)
-            choices.setdefault(name, {})[named(epsilon)] = variant
+            choice, score = choices.choose(method, on_validation, validation, root, epsilon)
+            chosen.setdefault(name, {})[named(epsilon)] = choice
             scores.setdefault(name, {})[named(epsilon)] = score
             bar.update()
     bar.close()
     store.save(
-        folder, store.Fitted(config, prepared, train, validation, choices, scores, started.encoder.digest)
+        folder, store.Fitted(config, prepared, train, validation, chosen, scores, started.encoder.digest)
     )
     result = {
         "run_dir": str(folder),
-        "choices": choices,
+        "choices": {name: {e: c.overall for e, c in row.items()} for name, row in chosen.items()},
+        "choices_by_length": store.plain(chosen),
         "validation_macro_f1": scores,
         "documents": facts["documents"],
         "sentences": facts["sentences"],
@@ -53,7 +54,7 @@ def _words(config: Config, result: dict[str, Any]) -> str:
     lines = [
         "Macro-F1 in percent on "
         f"{counted(result['documents']['validation'], 'public validation document')} ({result['division']}), "
-        "each method in the variant that did best there:",
+        "each method in the variant that did best there (by number of sentences another may; fit.json has them):",
         "",
         "| method | " + " | ".join(f"eps {named(e)}" for e in config.epsilons) + " |",
         "| --- |" + " ---: |" * len(config.epsilons),

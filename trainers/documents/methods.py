@@ -35,8 +35,9 @@ class Method:
     draws: whether a candidate is drawn (its guarantee then holds up to `selection.residual`), else noise is
     added (which assumes real arithmetic).
     prepare: (documents, variants) to what all epsilons and trials share, by variant; it is not private.
-    release: (prepared, documents, one key a document, epsilon, variant) to Released.
+    release: (prepared, numbers of sentences, one key a document, epsilon, variant) to Released.
     predict: (released, epsilon, variant) to class indices.
+    width: numbers of a vector that a variant releases.
     least_epsilon: the smallest epsilon that it serves for a document of so many sentences.
     """
 
@@ -45,8 +46,9 @@ class Method:
     utility: str
     draws: bool
     prepare: Callable[[Encoded, tuple[str, ...]], dict[str, Any]]
-    release: Callable[[dict[str, Any], Encoded, jax.Array, float, str], Released]
+    release: Callable[[dict[str, Any], np.ndarray, jax.Array, float, str], Released]
     predict: Callable[[Released, float, str], np.ndarray]
+    width: Callable[[str], int]
     least_epsilon: Callable[[int], float] = lambda count: 0.0
 
     def check(self, epsilon: float, documents: Encoded, what: str) -> None:
@@ -88,13 +90,13 @@ def _drawn(
 ) -> Method:
     """A method that draws a candidate; scores are at most `most_a_sentence` times the number of sentences."""
 
-    def release(prepared, documents, key_rows, epsilon, variant):
+    def release(prepared, counts, key_rows, epsilon, variant):
         drawn = mechanisms.select(
             key_rows,
             prepared[variant],
             epsilon=epsilon,
             sensitivity=sensitivity,
-            max_score=int(most_a_sentence * documents.counts.max(initial=1)),
+            max_score=int(most_a_sentence * counts.max(initial=1)),
             mechanism=config.selection,
             devices=config.devices,
         )
@@ -108,6 +110,7 @@ def _drawn(
         prepare=scores,
         release=release,
         predict=lambda released, epsilon, variant: labels[released.candidates],
+        width=lambda variant: embeddings.shape[1],
         least_epsilon=lambda count: selection.least_epsilon(
             sensitivity=sensitivity, max_score=int(most_a_sentence * count)
         ),
@@ -226,10 +229,8 @@ def _truncation(config: Config, public: Public, train: Encoded, validation: Enco
         len(train.classes),
     )
 
-    def release(prepared, documents, key_rows, epsilon, variant):
-        noise = mechanisms.truncation_noise(
-            key_rows, documents.counts, public.low, public.high, epsilon=epsilon
-        )
+    def release(prepared, counts, key_rows, epsilon, variant):
+        noise = mechanisms.truncation_noise(key_rows, counts, public.low, public.high, epsilon=epsilon)
         return Released(prepared[variant] + noise, np.full(len(noise), -1, np.int32))
 
     return Method(
@@ -240,6 +241,7 @@ def _truncation(config: Config, public: Public, train: Encoded, validation: Enco
         prepare=means,
         release=release,
         predict=lambda released, epsilon, variant: classifier.predict(released.vectors),
+        width=lambda variant: public.means.shape[1],
     )
 
 
@@ -291,13 +293,13 @@ def _low_rank(config: Config, public: Public, train: Encoded, validation: Encode
             for variant in wanted
         }
 
-    def noised(prepared, documents, key_rows, epsilon, variant):
+    def noised(prepared, counts, key_rows, epsilon, variant):
         return prepared[variant] + mechanisms.low_rank_noise(
-            key_rows, documents.counts, len(spaces[variant].axes), max_norm=norms[variant], epsilon=epsilon
+            key_rows, counts, len(spaces[variant].axes), max_norm=norms[variant], epsilon=epsilon
         )
 
-    def release(prepared, documents, key_rows, epsilon, variant):
-        space, found = spaces[variant], noised(prepared, documents, key_rows, epsilon, variant)
+    def release(prepared, counts, key_rows, epsilon, variant):
+        space, found = spaces[variant], noised(prepared, counts, key_rows, epsilon, variant)
         rows = np.full(len(found), -1, np.int32)
         if space.learned:
             return Released(found, rows)
@@ -319,7 +321,7 @@ def _low_rank(config: Config, public: Public, train: Encoded, validation: Encode
             found = [
                 noised(
                     {variant: prepared},
-                    x,
+                    x.counts,
                     jax.random.split(keys.stream(stream, part), len(x.ids)),
                     epsilon,
                     variant,
@@ -353,4 +355,5 @@ def _low_rank(config: Config, public: Public, train: Encoded, validation: Encode
         prepare=means,
         release=release,
         predict=predict,
+        width=lambda variant: len(contrasts) if spaces[variant].learned else public.means.shape[1],
     )

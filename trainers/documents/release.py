@@ -19,7 +19,7 @@ from jaxpriv import keys, selection
 from trainers.common import entropy, files, statements
 from trainers.common.errors import InputError
 from trainers.common.wording import counted
-from trainers.documents import data, methods, preparation, store
+from trainers.documents import choices, data, methods, preparation, store
 from trainers.documents import ledger as ledgers
 from trainers.documents.config import ReleaseConfig
 from trainers.documents.public import unit
@@ -45,7 +45,7 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
     fitted = store.load(folder)
     changed = {"devices": config.devices} | ({"selection": config.selection} if config.selection else {})
     fitted = fitted._replace(config=dataclasses.replace(fitted.config, **changed))
-    name, variant, chosen_at = choice(fitted, config)
+    name, chosen, chosen_at = choice(fitted, config)
     documents = data.read_private(config.data)
     encoder = preparation.open_encoder(fitted.config.encoder)
     if encoder.digest != fitted.encoder:
@@ -82,7 +82,7 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
                 "epsilon to theirs: give --allow-repeats to spend it, or leave them out"
             )
         key_rows = document_keys(config, documents.ids, [len(entries) for entries in before])
-        released = release_all(method, encoded, key_rows, config.epsilon, variant)
+        released = release_all(method, encoded, key_rows, config.epsilon, chosen)
         for i, t in zip(documents.ids, documents.texts):
             sampler = fitted.config.selection if method.draws else ""
             ledger.add(
@@ -93,11 +93,12 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
         statement = state(config, fitted, method, encoded, after)
         # The statement first: if a kill comes between, the one beside older embeddings says too much, not too little.
         statements.write(statement, output)
-        write(output, encoded, released, fitted, method)
+        write(output, encoded, released, fitted, method, chosen)
     return {
         "output": str(output),
         "method": name,
-        "variant": variant,
+        "variant": chosen.overall,
+        "variants": {v: len(rows) for v, rows in chosen.parts(encoded.counts)},
         "chosen_at": chosen_at,
         "epsilon": config.epsilon,
         "documents": len(documents.ids),
@@ -114,34 +115,37 @@ def release_all(
     documents: data.Encoded,
     key_rows: jax.Array,
     epsilon: float,
-    variant: str,
+    chosen: choices.Choice,
     *,
     chunk: int = 2048,
 ) -> methods.Released:
     """One release of every document, a part at a time: memory does not grow with their number times candidates."""
-    parts = []
-    for start in range(0, len(documents.ids), chunk):
-        part = documents.take(np.arange(start, min(start + chunk, len(documents.ids))))
-        prepared = method.prepare(part, (variant,))
-        parts.append(method.release(prepared, part, key_rows[start : start + chunk], epsilon, variant))
-    return methods.Released(*(np.concatenate(column) for column in zip(*parts)))
+    order, parts = [], []
+    for variant, those in chosen.parts(documents.counts):
+        for start in range(0, len(those), chunk):
+            rows = those[start : start + chunk]
+            part = documents.take(rows)
+            prepared = method.prepare(part, (variant,))
+            order.append(rows)
+            parts.append(method.release(prepared, part.counts, key_rows[rows], epsilon, variant))
+    back = np.argsort(np.concatenate(order))
+    return methods.Released(*(np.concatenate(column)[back] for column in zip(*parts)))
 
 
-def choice(fitted: store.Fitted, config: ReleaseConfig) -> tuple[str, str, float]:
-    """Method and variant, and the fitted epsilon that they were chosen at: that nearest to the one asked for."""
-    choices = fitted.choices
-    if not choices:
+def choice(fitted: store.Fitted, config: ReleaseConfig) -> tuple[str, choices.Choice, float]:
+    """Method and variants, and the fitted epsilon that they were chosen at: that nearest to the one asked for."""
+    if not fitted.choices:
         raise InputError(
             f"{config.run_dir} was fitted with no method that releases; fit again with another --methods"
         )
-    if config.method != "best" and config.method not in choices:
-        raise InputError(f"method {config.method!r} was not fitted; fitted are: {', '.join(choices)}")
-    fitted_epsilons = next(iter(choices.values()))
+    if config.method != "best" and config.method not in fitted.choices:
+        raise InputError(f"method {config.method!r} was not fitted; fitted are: {', '.join(fitted.choices)}")
+    fitted_epsilons = next(iter(fitted.choices.values()))
     nearest = min(fitted_epsilons, key=lambda e: abs(math.log(float(e) / config.epsilon)))
     name = config.method
     if name == "best":
-        name = max(choices, key=lambda m: fitted.scores[m][nearest])
-    return name, choices[name][nearest], float(nearest)
+        name = max(fitted.choices, key=lambda m: fitted.scores[m][nearest])
+    return name, fitted.choices[name][nearest], float(nearest)
 
 
 def document_keys(config: ReleaseConfig, ids: Sequence[str], counters: Sequence[int]) -> jax.Array:
@@ -286,8 +290,9 @@ def write(
     released: methods.Released,
     fitted: store.Fitted,
     method: methods.Method,
+    chosen: choices.Choice,
 ) -> None:
-    """One row a document, in order: id, k, embedding, and the public candidate that shows it to a person."""
+    """One row a document, in order: id, k, embedding, variant, and the public candidate that shows it to a person."""
     rows = released.candidates
     if not method.draws:  # the nearest public candidate by cosine: post-processing
         vectors = released.vectors
@@ -297,6 +302,9 @@ def write(
             )
             rows = centred.argmax(1)
     texts = [fitted.train.texts[fitted.public.rows[r]] if r >= 0 else None for r in rows]
+    variants = np.empty(len(encoded.ids), object)
+    for variant, those in chosen.parts(encoded.counts):
+        variants[those] = variant
     table = pa.table(
         {
             "id": pa.array(encoded.ids, pa.string()),
@@ -304,6 +312,7 @@ def write(
             "embedding": pa.FixedSizeListArray.from_arrays(
                 pa.array(released.vectors.astype(np.float32).ravel()), released.vectors.shape[1]
             ),
+            "variant": pa.array(variants, pa.string()),
             "nearest_candidate": pa.array(texts, pa.string()),
         }
     )

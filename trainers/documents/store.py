@@ -5,6 +5,7 @@ import json
 import pathlib
 import zipfile
 import zlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,10 +15,12 @@ from flax import nnx
 from trainers.common import files, run_dir
 from trainers.common.errors import InputError
 from trainers.documents import networks
+from trainers.documents.choices import GROUPS, Choice, group_name
 from trainers.documents.config import Config
 from trainers.documents.data import Encoded
 from trainers.documents.public import VOTE_EPSILONS, Public
 
+_GROUPS = tuple(group_name(i) for i in range(len(GROUPS)))
 _NETWORKS = ("classifier", "recoded_classifier")
 _FORMAT = 3
 
@@ -25,7 +28,7 @@ _FORMAT = 3
 class Fitted(NamedTuple):
     """What `fit` leaves for `release`.
 
-    config: of the fit. public, train, validation: as methods need them. choices: {method: {epsilon: variant}}.
+    config: of the fit. public, train, validation: as methods need them. choices: {method: {epsilon: Choice}}.
     scores: {method: {epsilon: macro-F1 on validation}}. encoder: its digest; sentences encoded otherwise do not fit.
     """
 
@@ -33,7 +36,7 @@ class Fitted(NamedTuple):
     public: Public
     train: Encoded
     validation: Encoded
-    choices: dict[str, dict[str, str]]
+    choices: dict[str, dict[str, Choice]]
     scores: dict[str, dict[str, float]]
     encoder: str
 
@@ -70,13 +73,23 @@ def save(folder: pathlib.Path, fitted: Fitted) -> None:
         "format": _FORMAT,
         "config": dataclasses.asdict(fitted.config),
         "classes": list(fitted.train.classes),
-        "choices": fitted.choices,
+        "choices": plain(fitted.choices),
         "validation_macro_f1": fitted.scores,
         "encoder": fitted.encoder,
     }
     with files.atomic_write(folder / "fit.json") as file:
         json.dump(record, file, indent=2)
         file.write("\n")
+
+
+def plain(chosen: Mapping[str, Mapping[str, Choice]]) -> dict[str, Any]:
+    """Choices as JSON: {method: {epsilon: {"overall": variant, "by_length": {sentences: variant}}}}."""
+    return {
+        name: {
+            e: {"overall": c.overall, "by_length": dict(zip(_GROUPS, c.by_length))} for e, c in row.items()
+        }
+        for name, row in chosen.items()
+    }
 
 
 def load(folder: pathlib.Path) -> Fitted:
@@ -109,13 +122,15 @@ def load(folder: pathlib.Path) -> Fitted:
             train, validation = (
                 _encoded(arrays, part, tuple(record["classes"])) for part in ("train", "validation")
             )
+        chosen = {
+            name: {e: Choice(c["overall"], tuple(c["by_length"][n] for n in _GROUPS)) for e, c in row.items()}
+            for name, row in record["choices"].items()
+        }
     except InputError:
         raise
     except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"fitted folder {folder} is damaged ({error}); fit again") from error
-    return Fitted(
-        config, public, train, validation, record["choices"], record["validation_macro_f1"], record["encoder"]
-    )
+    return Fitted(config, public, train, validation, chosen, record["validation_macro_f1"], record["encoder"])
 
 
 def _public(arrays: dict[str, np.ndarray]) -> Public:

@@ -51,6 +51,10 @@ def test_release_writes_embeddings_statement_and_ledger(capsys, fitted, letters,
     assert [row["id"] for row in table] == sorted(p.name for p in letters.iterdir())
     assert [row["num_sentences"] for row in table][2:] == [0, 1, 2, 10_000, 4]
     assert all(np.isfinite(row["embedding"]).all() for row in table)
+    by_variant = {}
+    for row in table:
+        by_variant[row["variant"]] = by_variant.get(row["variant"], 0) + 1
+    assert by_variant == result["variants"]
     assert (tmp_path / "out.parquet.privacy.md").read_text().startswith("# Privacy statement")
     assert "the" not in json.loads(ledger.read_text())["spent"]  # digests only, no text
     assert ledger.stat().st_mode & 0o077 == 0

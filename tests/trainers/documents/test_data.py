@@ -11,7 +11,7 @@ import pytest
 from tests.trainers.documents.conftest import SMALL
 from trainers import cli
 from trainers.common.errors import InputError
-from trainers.documents import data, evaluate, fit, methods, store
+from trainers.documents import choices, data, fit, methods, store
 from trainers.documents.config import Config, named
 
 
@@ -98,19 +98,19 @@ def test_close_epsilons_share_no_draws_and_no_column():
     assert len({named(e) for e in (5.0, one, two, np.nextafter(5.0, 6.0))}) == 4
     seen = []
 
-    def release(prepared, documents, key_rows, epsilon, variant):
+    def release(prepared, counts, key_rows, epsilon, variant):
         seen.append(jax.random.key_data(key_rows).tolist())
         return methods.Released(np.zeros((3, 1)), np.zeros(3, int))
 
     method = methods.Method(
         name="m", variants=("v",), utility="low_rank", draws=False, prepare=lambda *_: {}, release=release,
-        predict=lambda *_: np.zeros(3, int),
+        predict=lambda *_: np.zeros(3, int), width=lambda variant: 1,
     )  # fmt: skip
     documents = data.Encoded(
         ["a"] * 3, [""] * 3, np.zeros(3, int), ("c",), np.zeros((0, 1)), np.zeros(4, int)
     )
     for epsilon in (one, two):
-        evaluate.choose(method, {}, documents, jax.random.key(0), epsilon)
+        choices.choose(method, {}, documents, jax.random.key(0), epsilon)
     assert seen[0] != seen[1]
 
 

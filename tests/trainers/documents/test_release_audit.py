@@ -14,7 +14,7 @@ import pytest
 import scipy.stats
 
 from jaxpriv import keys, selection
-from trainers.documents import data, encoder, mechanisms, methods, release, store
+from trainers.documents import choices, data, encoder, mechanisms, methods, release, store
 
 EPSILON, RELEASES, OTHERS = 2.0, 6000, 24
 COMMON, PLANTED, OTHER = (
@@ -55,7 +55,9 @@ def releases(method, documents, row, variant, *, stream):
     """Many releases of one document."""
     root = keys.stream(jax.random.key(5), f"{stream} {row}")
     many = documents.take([row] * RELEASES)
-    return release.release_all(method, many, jax.random.split(root, RELEASES), EPSILON, variant)
+    return release.release_all(
+        method, many, jax.random.split(root, RELEASES), EPSILON, choices.always(variant)
+    )
 
 
 def measured_loss(one, two):
