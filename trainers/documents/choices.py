@@ -17,6 +17,9 @@ from trainers.documents.data import Encoded
 
 GROUPS = ((2, 5), (6, 10), (11, 15), (16, 20), (21, None))  # sentences; 0 and 1 go with the first
 LEAST_DOCUMENTS = 100  # of a group in validation, to choose for it: a macro-F1 of fewer says too little
+MARGIN = (
+    2.0  # points that a variant must be ahead in its group: about a standard error of a few hundred documents
+)
 
 
 class Choice(NamedTuple):
@@ -58,8 +61,8 @@ def choose(
 ) -> tuple[Choice, float]:
     """The variants with the best macro-F1 on released validation documents, and the score of all together.
 
-    A group of lengths with too few documents takes the variant that is best overall; so that all releases have one
-    form, its own must release vectors as long as that one does.
+    A group of lengths takes the variant that is best overall unless another is clearly ahead on enough documents of
+    the group; so that all releases have one form, it must release vectors as long as that one does.
     """
     labels, counts = validation.labels, validation.counts
     predicted = {}
@@ -74,13 +77,14 @@ def choose(
 
     everyone = np.arange(len(labels))
     overall = max(method.variants, key=lambda v: score(predicted[v], everyone))
-    # The best overall comes first, and so wins a tie.
-    allowed = [overall, *(v for v in method.variants if method.width(v) == method.width(overall))]
+    allowed = [v for v in method.variants if method.width(v) == method.width(overall)]
     by_length = []
     for group in range(len(GROUPS)):
         rows = np.flatnonzero(group_of(counts) == group)
-        enough = len(rows) >= LEAST_DOCUMENTS
-        by_length.append(max(allowed, key=lambda v: score(predicted[v], rows)) if enough else overall)
+        scores = {v: score(predicted[v], rows) for v in allowed}
+        best = max(allowed, key=lambda v: scores[v])
+        ahead = scores[best] - scores[overall] > MARGIN
+        by_length.append(best if ahead and len(rows) >= LEAST_DOCUMENTS else overall)
     choice = Choice(overall, tuple(by_length))
     together = predicted[overall].copy()
     for variant, rows in choice.parts(counts):

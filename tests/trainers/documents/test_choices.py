@@ -1,5 +1,7 @@
 """The variant for a document: by its public number of sentences, from validation, one form of release for all."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -54,6 +56,19 @@ def test_too_few_documents_of_a_length_take_what_is_best_overall():
         method({"short": [SHORT], "long": [LONG]}), validation(choices.LEAST_DOCUMENTS - 1, 200)
     )
     assert choice == choices.always("long")
+
+
+@pytest.mark.parametrize(("wrong", "variant"), [(2, "a"), (9, "b")])
+def test_a_lead_within_the_noise_changes_nothing(wrong, variant):
+    """b is wrong about one short document of 150 and about many long ones, a about `wrong` short ones alone."""
+    errors = {"a": range(wrong), "b": [0, *range(150, 190)]}
+
+    def predict(released, epsilon, variant):
+        labels = released.vectors[:, 1].astype(int)
+        return np.where(np.isin(np.arange(350), list(errors[variant])), 1 - labels, labels)
+
+    choice, _ = chosen(dataclasses.replace(method({"a": [], "b": []}), predict=predict), validation(150, 200))
+    assert choice == choices.Choice("a", (variant, "a", "a", "a", "a"))
 
 
 def test_all_releases_have_one_width():
