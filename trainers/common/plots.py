@@ -42,7 +42,8 @@ def curves(
         y[~(np.abs(y) < _LARGEST)] = np.nan
         axis.plot(x, y, label=label, linewidth=1.6, marker="o" if len(x) < 12 else None, markersize=3.5)
     for i, (label, level) in enumerate((lines or {}).items()):
-        axis.axhline(level, color="0.35", linestyle=("--", ":", "-.")[i % 3], linewidth=1.1, label=label)
+        color = ("0.3", "0.6", "tab:brown")[i // 3 % 3]  # no two alike among nine
+        axis.axhline(level, color=color, linestyle=("--", ":", "-.")[i % 3], linewidth=1.1, label=label)
     axis.set_xlabel(xlabel)
     axis.set_ylabel(ylabel)
     if title:

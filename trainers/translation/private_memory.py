@@ -347,6 +347,8 @@ def _picture(rows, domains: Sequence[str], path: pathlib.Path) -> None:
     noisy = sorted((r for r in rows if r["epsilon"] is not None), key=lambda r: r["epsilon"])
     x = [r["epsilon"] for r in noisy]
     series = {d: (x, [r["bleu"][d] for r in noisy]) for d in domains} if noisy else {}
+    if noisy:
+        series["mean"] = (x, [_mean(r, domains) for r in noisy])
     plots.curves(
         axis,
         series,
