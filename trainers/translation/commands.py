@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,8 +12,8 @@ import jax.numpy as jnp
 from jaxpriv import pq
 from trainers.common import files, parallel_text, progress
 from trainers.common.errors import InputError
-from trainers.translation import data, datastore, decode, memory, meta_k, release, retrieval, session
-from trainers.translation.config import Required
+from trainers.translation import checks, data, datastore, decode, memory, meta_k, release, retrieval, session
+from trainers.translation.config import MAX_BEAMS, MAX_K, Required
 from trainers.translation.leakage import AttackConfig, run_attack
 from trainers.translation.private_memory import PrivateConfig, run_release, weighted_store
 from trainers.translation.roles import (
@@ -76,14 +77,14 @@ class TranslateConfig:
     temperature: float = 10.0
     """Of the neighbours' kernel with --mixing fixed; squared distance that costs a factor e."""
     k: int = 8
-    """Neighbours a step with --mixing fixed (adaptive: as the network was trained)."""
+    """Neighbours a step with --mixing fixed (adaptive: as the network was trained); at most 1024, and all there are."""
     gate: float = 1.0
     """The memory is asked only where the model's best piece has a probability below this."""
     search: Literal["exact", "inverted", "shadow", "faiss"] = "shadow"
     """How the memory is searched: every record; the blocks of records nearest to the query; every record in few
     components, the nearest ones exactly; or the nearest cells of FAISS's inverted file (needs faiss-cpu)."""
     shadow: int = 32
-    """Components of the first pass with --search shadow."""
+    """Components of the first pass with --search shadow; keys of no more numbers are searched exactly."""
     beams: int = 1
     """Beam width; 1 is greedy."""
     length_penalty: float = 1.0
@@ -96,12 +97,21 @@ def run_translate(config: TranslateConfig) -> Result:
     """Translates a file; returns counts and speed."""
     if not config.input:
         raise InputError("--input FILE is needed: the lines to translate")
-    if config.beams < 1:
-        raise InputError(f"--beams must be at least 1, got {config.beams}")
+    if not 1 <= config.beams <= MAX_BEAMS:
+        raise InputError(f"--beams must be at least 1 and at most {MAX_BEAMS}, got {config.beams}")
+    if config.k < 1:
+        raise InputError(f"--k must be at least 1, got {config.k}")
+    if not math.isfinite(config.length_penalty):
+        raise InputError(f"--length-penalty must be finite, got {config.length_penalty}")
+    if not 0 < config.gate <= 1:
+        raise InputError(f"--gate must be in (0, 1], got {config.gate}")
     if not 0 <= config.weight <= 1:
         raise InputError(f"--weight must be in [0, 1], got {config.weight}")
-    if not config.temperature > 0:
-        raise InputError(f"--temperature must be positive, got {config.temperature}")
+    if not 0 < config.temperature < math.inf:
+        raise InputError(f"--temperature must be positive and finite, got {config.temperature}")
+    if config.store is not None and config.search == "shadow" and config.shadow < 1:
+        raise InputError(f"--shadow must be at least 1, got {config.shadow}")
+    checks.check_search(config.search)
     if config.output is not None:
         files.require_writable(config.output, "--output")
     lines = parallel_text.read_lines(config.input)
@@ -133,7 +143,9 @@ def _way(config: TranslateConfig, model: data.Model) -> tuple[decode.Stepper, An
     if config.store is None:
         return decode.plain(model.graphdef), model.params
     opened = datastore.open_store(config.store, model=model.digest)
-    k, heat, meta, weight = config.k, config.temperature, None, None
+    if not opened.count:
+        raise InputError(f"{config.store} holds no record; translate without --store")
+    k, heat, meta, weight = min(config.k, opened.count, MAX_K), config.temperature, None, None
     if config.mixing == "adaptive":
         meta, heat = meta_k.load(config.meta)
         k = meta.hidden_weights.shape[0] // 2
@@ -145,7 +157,9 @@ def _way(config: TranslateConfig, model: data.Model) -> tuple[decode.Stepper, An
         shown = release.Histogram(opened.keys, opened.values, opened.weights)
         store: Any = weighted_store(opened.codebook, [shown], heat)
     else:
-        store = memory.searchable(opened, config.search, components=config.shadow)
+        # A shadow as wide as the keys would save nothing.
+        search = "exact" if config.search == "shadow" and config.shadow >= opened.facts.dim else config.search
+        store = memory.searchable(opened, search, components=config.shadow)
     how = retrieval.Retrieval(k=k, mixing=config.mixing, gate=config.gate, candidates=max(64, k))
     weights = retrieval.Weights(model.params, store, jnp.float32(heat), meta=meta, weight=weight)
     return retrieval.stepper(model.graphdef, how), weights

@@ -4,12 +4,17 @@ end.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import tyro
 
 from trainers.common.errors import InputError
+from trainers.translation import dealing
+
+MAX_K, MAX_BEAMS = 1024, 64
+"""Neighbours and hypotheses at most: more cost memory by the gigabyte and improve nothing."""
 
 Required = Annotated[str, tyro.conf.arg(help_behavior_hint="(required)")]
 RequiredMany = Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(required)")]
@@ -39,6 +44,10 @@ class ModelConfig:
     """
 
     def __post_init__(self):
+        sizes = ("vocabulary_size", "dim", "num_heads", "ffn_dim", "encoder_layers", "decoder_layers")
+        for name in sizes:
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
         if self.dim % self.num_heads:
             raise ValueError(f"num_heads must divide dim, got {self.num_heads=} and {self.dim=}")
         if self.dim % 2:
@@ -147,6 +156,8 @@ class Config:
 
     seed: int
     """Of everything public: initialisation, order, dealing."""
+    skip_bad: bool = False
+    """Leave bad records out and count them, rather than stop at the first."""
     resume: bool = False
     """Continue the run in --run-dir."""
     json: bool = False
@@ -156,28 +167,42 @@ class Config:
         unknown = [m for m in self.methods if m not in METHODS]
         if unknown:
             raise InputError(f"unknown method {unknown[0]!r}; choose of {' '.join(METHODS)}")
-        for name in (
-            "vocabulary_size",
-            "updates",
-            "batch_tokens",
-            "max_length",
-            "trials",
-            "epochs",
-            "subspaces",
-            "k",
-            "beams",
-        ):
-            if getattr(self, name) < 1:
-                raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
-        for name in ("shadow", "client_pairs", "test_sentences", "server_sample"):
-            if getattr(self, name) < 0:
+        for setting in self.settings:
+            dealing.parse(setting)
+        for name, given in (("settings", self.settings), ("methods", self.methods)):
+            if not given or len(set(given)) < len(given):
+                raise InputError(f"--{name} must be at least one, each once, got {' '.join(given) or 'none'}")
+        least = {
+            "shadow": self.search == "shadow",
+            "client_pairs": 0,
+            "test_sentences": 0,
+            "server_sample": 0,
+        }
+        least |= dict.fromkeys(
+            ("vocabulary_size", "updates", "batch_tokens", "max_length", "trials", "epochs"), 1
+        )
+        least |= dict.fromkeys(("subspaces", "k", "beams", "encoder_layers", "decoder_layers"), 1)
+        for name, value in least.items():
+            if getattr(self, name) < value:
                 raise InputError(
-                    f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}"
+                    f"--{name.replace('_', '-')} must be at least {+value}, got {getattr(self, name)}"
                 )
+        for name, value in (("k", MAX_K), ("beams", MAX_BEAMS)):
+            if getattr(self, name) > value:
+                raise InputError(f"--{name} must be at most {value}, got {getattr(self, name)}")
+        for name in ("learning_rate", "local_learning_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"--{name.replace('_', '-')} must be positive, got {getattr(self, name)}")
+        if not math.isfinite(self.length_penalty):
+            raise InputError(f"--length-penalty must be finite, got {self.length_penalty}")
         if not 0 <= self.seed < 2**32:
             raise InputError(f"--seed must be in [0, 2^32), got {self.seed}: jax reads 32 bits of it")
         if not 0 < self.gate <= 1:
             raise InputError(f"--gate must be in (0, 1], got {self.gate}")
+        if self.public_model is not None:  # its width is what counts: `checks.before_writing`
+            return
+        if self.dim < 4 or self.dim % 4:
+            raise InputError(f"--dim must be a multiple of 4 (the attention heads), got {self.dim}")
         if self.key_encryption == "pq" and self.dim % self.subspaces:
             raise InputError(f"--subspaces must divide --dim {self.dim}, got {self.subspaces}")
 

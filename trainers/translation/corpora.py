@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from trainers.common import files, parallel_text
 from trainers.common.errors import InputError
-from trainers.common.pairs import Pair, PairSplits
-from trainers.common.pairs import key as plain_key
+from trainers.common.pairs import Pair, PairSplits, sides_of, without
 from trainers.translation.config import Config
 
 GENERAL = "general"
@@ -18,12 +17,13 @@ QUESTIONS = 600
 
 
 class Corpora(NamedTuple):
-    """Everything a run reads. Sentences of any test set are in no train set (by `pairs.key`, on either side).
+    """Everything a run reads. Sentences of a test set are in no other set, whoever's (by `pairs.key`, either side).
 
     server: train pairs of the public model, and the server's validation and test pairs.
-    memory, questions: public pairs outside the model's training: a store for the Meta-k network to learn on,
-      and the pairs it is asked about (from the server's first source and from --held-out).
-    clients: private pairs by domain. notes: what reading left out, for the operator.
+    memory, questions: public pairs with no sentence of the model's training: a store for the Meta-k network to learn
+      on, and the pairs it is asked about (from the server's first source and from --held-out).
+    clients: private pairs by domain. Whether a pair is in a train part depends on that pair and on test sets that were
+      given as such, never on other train pairs. notes: what was left out, for the operator.
     """
 
     server: PairSplits
@@ -64,7 +64,11 @@ def _read(sources: Sequence[str], config: Config, notes: list[str]) -> PairSplit
     for text in sources:
         path, subs = parse_source(text)
         splits, said = parallel_text.read_pair_splits(
-            path, source_field=config.source_field, target_field=config.target_field, sub=subs
+            path,
+            source_field=config.source_field,
+            target_field=config.target_field,
+            sub=subs,
+            skip_bad=config.skip_bad,
         )
         notes += [f"{text}: {line}" for line in said]
         for mine, new in zip(joined, splits):
@@ -72,13 +76,21 @@ def _read(sources: Sequence[str], config: Config, notes: list[str]) -> PairSplit
     return joined
 
 
-def load(config: Config) -> Corpora:
+def load(config: Config, *, filtered: bool = True) -> Corpora:
     """Reads all pairs and sets the held-out ones aside.
+
+    Pairs leave train sets if a test set holds a sentence of theirs. A client's test pairs that were taken from its own
+    train file are left out themselves where they meet any train set, because a client's train part must not
+    depend on the pairs of others.
+
+    Args:
+      filtered: False reads as runs did that filtered the server's train pairs alone, to continue one of them.
 
     Raises:
       InputError: a source cannot be read; clients are missing, or named twice.
     """
     notes: list[str] = []
+    taken: set[str] = set()  # clients whose test pairs are a part of their train file
     if config.server == ("catalogs",):
         sets = parallel_text.load_default()
         server = sets[GENERAL]
@@ -94,21 +106,36 @@ def load(config: Config) -> Corpora:
         if name in clients:
             raise InputError(f"--client {name} is given twice; give each client its own name")
         clients[name] = _read([source], config, notes)
+        if "test" not in parallel_text.given_splits(parse_source(source)[0]):
+            taken.add(name)
     if not clients:
         raise InputError("no client: give --client NAME=FILE at least once")
 
-    seen = {plain_key(side) for splits in clients.values() for p in splits.test for side in p[:2]}
-    seen |= {plain_key(side) for p in server.test for side in p[:2]}
-    clean = [p for p in server.train if plain_key(p.source) not in seen and plain_key(p.target) not in seen]
-    if len(clean) < len(server.train):
-        notes.append(f"{len(server.train) - len(clean)} server pairs have a side in a test set: left out")
+    fixed = [server, *(s for name, s in clients.items() if name not in taken or not filtered)]
+    tests = sides_of(p for splits in fixed for p in splits.test)
+
+    def outside(pairs: Sequence[Pair], sides: Collection[str], what: str) -> list[Pair]:
+        kept = without(pairs, sides)
+        if len(kept) < len(pairs):
+            notes.append(f"{len(pairs) - len(kept)} {what}: left out")
+        return kept
+
+    clean = outside(server.train, tests, "server pairs have a side in a test set")
     # The model has never seen what the network is asked, or it would learn to trust the model too much.
     every = max(10, -(-server_size // QUESTIONS))
     aside = {p for p in clean if hashed(p.source) % every == 0} & set(server.train[:server_size])
     kept = [p for p in clean if p not in aside]
     own = [p for p in clean if p in aside]
+    extra = _read(config.held_out, config, notes).train if config.held_out else []
+    if filtered:
+        model = sides_of(kept)
+        own = outside(
+            own, model, "pairs set aside for the Meta-k network have a side in the model's training"
+        )
+        extra = outside(
+            extra, tests | model, "held-out pairs have a side in a test set or the model's training"
+        )
     if config.held_out:
-        extra = _read(config.held_out, config, notes).train
         memory = [p for p in extra if hashed(p.target) % 5]
         questions = [p for p in extra if hashed(p.target) % 5 == 0][:QUESTIONS] + own
     else:
@@ -116,7 +143,24 @@ def load(config: Config) -> Corpora:
         questions = [p for p in own if hashed(p.target) % 2 == 0]
     if not memory or len(questions) < 2:
         raise InputError("too few public pairs to train the Meta-k network on; give more with --held-out")
-    return Corpora(PairSplits(kept, server.validation, server.test), memory, questions, clients, notes)
+    server = server._replace(train=kept)
+    if filtered:
+        for name, splits in clients.items():
+            train = outside(splits.train, tests, f"train pairs of {name} have a side in a test set")
+            clients[name] = splits._replace(train=train)
+        seen = sides_of(p for part in (kept, memory, questions) for p in part)
+        seen |= sides_of(p for splits in clients.values() for p in splits.train)
+        for name in taken:
+            test = outside(clients[name].test, seen, f"test pairs of {name} have a side in a train set")
+            clients[name] = clients[name]._replace(test=test)
+        tests |= sides_of(p for splits in clients.values() for p in splits.test)
+        for name, splits in [(GENERAL, server), *clients.items()]:
+            rest = outside(splits.validation, tests, f"validation pairs of {name} have a side in a test set")
+            if name == GENERAL:
+                server = splits._replace(validation=rest)
+            else:
+                clients[name] = splits._replace(validation=rest)
+    return Corpora(server, memory, questions, clients, notes)
 
 
 def digest(corpora: Corpora) -> str:

@@ -41,6 +41,8 @@ class AttackConfig:
     """Markdown file for the table and the samples (it holds private text)."""
     seed: int = 0
     """Of the inverse model."""
+    skip_bad: bool = False
+    """Leave bad records out, rather than stop at the first."""
     json: bool = False
     """Print one JSON object as the last line (without samples)."""
 
@@ -54,10 +56,25 @@ def run_attack(config: AttackConfig) -> tuple[dict[str, Any], str]:
             raise InputError(f"--{name} must be at least 1, got {getattr(config, name)}")
     if not 0 <= config.seed < 2**32:
         raise InputError(f"--seed must be in [0, 2^32), got {config.seed}")
+    if config.output is not None:
+        files.require_writable(config.output, "--output")
+    named = [corpora.parse_client(text) for text in config.defender]
+    if len({name for name, _ in named}) < len(named):
+        raise InputError("--defender names a member twice; give each its own name")
     model = data.load(config.model)
     codebook = None if config.codebook is None else datastore.load_codebook(config.codebook)
     coded = facts.facts_of(model, codebook)
-    own, _ = _entries(config, model, config.attacker)
+    own, _, _ = _entries(config, model, config.attacker)
+    members = {victim: _entries(config, model, source) for victim, source in named}
+    for victim, (_, guesses, inside) in members.items():
+        if len(np.unique(guesses.sentences)) == len(inside):
+            raise InputError(
+                f"--defender {victim} has no test pair: membership compares train pairs with others; give a test file"
+            )
+    # What everyone holds after the exchange: the records of all members.
+    joint = [own, *(theirs for theirs, _, _ in members.values())]
+    memory_keys = np.concatenate([datastore.encode(coded, codebook, part.keys) for part in joint])
+    memory_values = np.concatenate([part.values for part in joint])
     result: dict[str, Any] = {"reconstruction": {}, "membership": {}, "rare_values": {}}
     lines = ["| defender | keys | BLEU | precision | recall | F1 | F1 without a key |", "|" + " --- |" * 7]
     samples: list[str] = []
@@ -77,9 +94,7 @@ def run_attack(config: AttackConfig) -> tuple[dict[str, Any], str]:
         )
         for name, way in ways.items()
     }
-    for text in config.defender:
-        victim, source = corpora.parse_client(text)
-        theirs, others = _entries(config, model, source)
+    for victim, (theirs, guesses, members_of) in members.items():
         hidden = attack.windows(theirs.values, theirs.sentences, length=config.window)
         for name, way in ways.items():
             told = attack.reconstruct(
@@ -89,13 +104,13 @@ def run_attack(config: AttackConfig) -> tuple[dict[str, Any], str]:
             result["reconstruction"].setdefault(victim, {})[name] = row
             lines.append(f"| {victim} | {name} | " + " | ".join(f"{v:.2f}" for v in row.values()) + " |")
             samples += [f"- {victim}, {name}: `{truth}` read as `{guess}`" for truth, guess in told.samples]
-        stored = datastore.encode(coded, codebook, theirs.keys)
-        asked = datastore.encode(coded, codebook, others.keys)
+        guessed = datastore.encode(coded, codebook, guesses.keys)
+        inside = np.isin(guesses.sentences, members_of)
         found = attack.membership(
-            stored,
-            theirs.values,
-            (stored, theirs.values, theirs.sentences),
-            (asked, others.values, others.sentences),
+            memory_keys,
+            memory_values,
+            (guessed[inside], guesses.values[inside], guesses.sentences[inside]),
+            (guessed[~inside], guesses.values[~inside], guesses.sentences[~inside]),
             lambda k: datastore.decode(coded, codebook, np.asarray(k)),
         )
         result["membership"][victim] = found._asdict()
@@ -110,22 +125,33 @@ def run_attack(config: AttackConfig) -> tuple[dict[str, Any], str]:
     result["guarantee"] = report.GUARANTEE["fednn"]
     shown = "\n".join([*lines, "", report.GUARANTEE["fednn"]])
     if config.output is not None:
-        with files.atomic_write(config.output) as file:
+        with files.atomic_write(config.output, permissions=0o600) as file:
             file.write("\n".join([shown, "", *samples]) + "\n")
     return result, shown if config.json else "\n".join([shown, "", *samples])
 
 
 def _entries(
     config: AttackConfig, model: data.Model, text: str
-) -> tuple[retrieval.Entries, retrieval.Entries]:
-    """Records of a member's train pairs, and of pairs of the same domain that it does not hold."""
+) -> tuple[retrieval.Entries, retrieval.Entries, np.ndarray]:
+    """`(records, guesses, members)`: of a member's train pairs, as it would store them; of guessed pairs, these and
+    some that it does not hold, mixed and sent through the model anew, as a guesser would; which guesses are members.
+    """
     path, subs = corpora.parse_source(text)
     splits, _ = parallel_text.read_pair_splits(
-        path, source_field=config.source_field, target_field=config.target_field, sub=subs
+        path,
+        source_field=config.source_field,
+        target_field=config.target_field,
+        sub=subs,
+        skip_bad=config.skip_bad,
     )
     kept = model.vocabulary.examples(splits.train[: config.sentences])
     other = model.vocabulary.examples(splits.test[: config.sentences])
+    if not kept:
+        raise InputError(f"{text}: no train pair; give more")
+    mixed = np.random.default_rng(config.seed).permutation(len(kept) + len(other))
+    guesses = [(kept + other)[i] for i in mixed]
     return (
         retrieval.all_entries(model.graphdef, model.params, kept),
-        retrieval.all_entries(model.graphdef, model.params, other),
+        retrieval.all_entries(model.graphdef, model.params, guesses),
+        np.flatnonzero(mixed < len(kept)),
     )

@@ -7,8 +7,8 @@ generator. Each member opens the result. What is refused is counted under its re
 the bytes are.
 
 Encryption and shuffling keep the server from reading and the members from knowing whose a record is. They
-are no differential privacy (epsilon: none): every member reads every record, and the server sees how many
-each one sent.
+are no differential privacy (epsilon: none): every member reads every record, the server sees how many each one
+sent, of two members each knows the other's, and a server and a member together know whose every record is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pathlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,8 @@ _PART = 1_000_000  # records decrypted before they are written
 NO_GUARANTEE = (
     "product quantization is compression: anyone with the public model and codebook can encode a guess and compare",
     "content encryption keeps out the server, not the other members",
-    "shuffling hides whose a record is, not the record",
+    "shuffling hides whose a record is, not the record, and not between two members, nor from a server that one member "
+    "helps",
 )
 
 
@@ -84,6 +85,7 @@ class Report(NamedTuple):
 
     accepted: records. refused: count by reason (uploads in `shuffle`, records in `open_shuffled`). details:
     one line each, naming the file or the reason. bytes_read, bytes_written: of the files, headers and all.
+    releases: how each accepted upload's histogram was made, as its sender says (None where it does not).
     """
 
     accepted: int
@@ -91,6 +93,7 @@ class Report(NamedTuple):
     details: tuple[str, ...]
     bytes_read: int
     bytes_written: int
+    releases: tuple[Any, ...] = ()
 
 
 def make_round(
@@ -186,10 +189,12 @@ def share(
     store: Datastore,
     *,
     keep: np.ndarray | None = None,
+    release: Mapping[str, Any] | None = None,
 ) -> Report:
     """Client: seals a memory's records, signs them and writes the upload.
 
     Args:
+      release: how a noisy histogram was made (`release.as_json`); it travels in the header, which everyone can read.
       keep: bool, one a record: what the release filter lets go. All by default.
     """
     if wrong := store.facts.differences(round.facts):
@@ -207,10 +212,11 @@ def share(
     weights = None if store.weights is None else store.weights[rows]
     records = layout.pack(round.facts, store.keys[rows], store.values[rows], weights)
     sealed = crypto.seal(data_key, records, context=round.context())
-    header = {"round": round.id, "client": secret.name, "upload": os.urandom(16).hex()}
+    header: dict[str, Any] = {"round": round.id, "client": secret.name, "upload": os.urandom(16).hex()}
+    header |= {} if release is None else {"release": dict(release)}
     size = layout.write(path, layout.UPLOAD, header, sealed, sign=lambda m: crypto.sign(secret, m))
     refused = {"filtered": store.count - len(rows)} if len(rows) < store.count else {}
-    return Report(len(rows), refused, (), 0, size)
+    return Report(len(rows), refused, (), 0, size, (release,))
 
 
 def shuffle(path: files.PathLike, round: Round, uploads: Sequence[files.PathLike]) -> Report:
@@ -223,6 +229,7 @@ def shuffle(path: files.PathLike, round: Round, uploads: Sequence[files.PathLike
     refused: Counter[str] = Counter()
     details, parts, read = [], [], 0
     seen: set[str] = set()
+    releases: list[Any] = []
     for source in uploads:
         read += pathlib.Path(source).stat().st_size if pathlib.Path(source).is_file() else 0
         try:
@@ -234,6 +241,7 @@ def shuffle(path: files.PathLike, round: Round, uploads: Sequence[files.PathLike
             continue
         seen.add(member.name)
         parts.append(sealed)
+        releases.append(header.get("release"))
     if not parts:
         why = "; ".join(details) or "no upload was given"
         raise InputError(f"no upload was accepted: {why}")
@@ -256,9 +264,10 @@ def shuffle(path: files.PathLike, round: Round, uploads: Sequence[files.PathLike
                 out[mine] = part[some[mine] - start]
             yield out
 
-    header = {"round": round.id, "uploads": len(parts)}
+    releases.sort(key=lambda said: json.dumps(said, sort_keys=True))  # not in the order of the uploads
+    header = {"round": round.id, "uploads": len(parts), "releases": releases if round.facts.weighted else []}
     size = layout.write(path, layout.SHUFFLED, header, gather(), record_bytes=parts[0].shape[1])
-    return Report(len(rows), dict(refused), tuple(details), read, size)
+    return Report(len(rows), dict(refused), tuple(details), read, size, tuple(releases))
 
 
 def open_shuffled(
@@ -314,7 +323,9 @@ def open_shuffled(
             details += (f"{missing} of your own records: left out by the server",) if missing else ()
     read = pathlib.Path(path).stat().st_size
     written = sum(f.stat().st_size for f in target.iterdir())
-    return Report(accepted, {k: n for k, n in refused.items() if n}, details, read, written)
+    said = header.get("releases")
+    releases = tuple(said) if isinstance(said, list) else ()
+    return Report(accepted, {k: n for k, n in refused.items() if n}, details, read, written, releases)
 
 
 class Traffic(NamedTuple):

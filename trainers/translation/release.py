@@ -8,8 +8,9 @@ adversary. What leaves is (centroid, value, noisy count). `accounting` says what
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -213,9 +214,47 @@ def calibrate(
     return config(high)
 
 
-def statement(config: ReleaseConfig, *, delta: float) -> PrivacyStatement:
-    """States what one client's released histogram guarantees; raises ValueError where delta is too small for it."""
-    value = epsilon(config, delta=delta)
+def as_json(config: ReleaseConfig, *, delta: float) -> dict[str, Any]:
+    """What others need to know of a release to state its guarantee themselves; public."""
+    return {**dataclasses.asdict(config), "delta": delta}
+
+
+def joint_statement(releases: Sequence[Any]) -> PrivacyStatement:
+    """States what holds for every unit when each client made one of these releases (`as_json`): the largest epsilon
+    and delta, computed anew.
+
+    Raises:
+      ValueError: there is none, one is not readable, or they speak of different units or adjacencies.
+    """
+    found: list[tuple[float, ReleaseConfig, float]] = []
+    for said in releases:
+        if not isinstance(said, dict):
+            raise ValueError("a client did not say how its histogram was made")
+        try:
+            delta, config = (
+                float(said["delta"]),
+                ReleaseConfig(**{k: v for k, v in said.items() if k != "delta"}),
+            )
+            found.append((epsilon(config, delta=delta), config, delta))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a client's settings cannot be read ({error})") from error
+    if len({(config.unit, config.adjacency) for _, config, _ in found}) != 1:
+        raise ValueError("the clients' histograms have no unit and adjacency in common")
+    value, config, _ = max(found, key=lambda one: one[0])
+    made = statement(config, delta=max(delta for _, _, delta in found), at_least=value).data
+    told = (
+        "every client made its histogram with the settings that it sent along, and the server passed them on"
+    )
+    return PrivacyStatement({**made, "assumptions": [*made["assumptions"], told]})
+
+
+def statement(config: ReleaseConfig, *, delta: float, at_least: float = 0.0) -> PrivacyStatement:
+    """States what one client's released histogram guarantees; raises ValueError where delta is too small for it.
+
+    Args:
+      at_least: an epsilon that is stated in place of a smaller one.
+    """
+    value = max(epsilon(config, delta=delta), at_least)
     if not np.isfinite(value):
         raise ValueError(
             f"delta {delta:g} is less than the threshold {config.threshold:g} costs; raise the threshold or delta"

@@ -26,7 +26,8 @@ NAMES = {
 
 GUARANTEE = {
     "p_nmt": "epsilon: none (public text only, no private text is used)",
-    "fednn": "epsilon: none (PQ codes are compression, the shuffle hides order, encryption keeps the server out; "
+    "fednn": "epsilon: none (PQ codes are compression; the shuffle hides whose a record is, not between two members "
+    "nor from a server with a member's help; encryption keeps the server out, but for how many records each sends; "
     "none of them is differential privacy)",
 }
 NO_GUARANTEE = "epsilon: none (models trained on private text are exchanged as they are)"
@@ -55,7 +56,9 @@ def statement(methods: Sequence[str], key_encryption: str) -> str:
         f"K-encryption ({key_encryption}) is deterministic and known to every member: whoever holds the public model "
         "and the codebook can encode a guessed sentence and look for its codes, and finds every one that is there.",
         "Content encryption keeps records from the server as long as no member gives it the round's key.",
-        "Shuffling hides which client a record came from, except where its content tells.",
+        "Shuffling hides which client a record came from, except where its content tells, and only among three members "
+        "or more: each knows its own records, so that of two the rest is the other's. A server and a member that work "
+        "together know whose every record is. The server sees how many records each client sends.",
         "The Meta-k network is trained on public pairs only.",
         "Scores were computed on test sets that were used for nothing else.",
     ]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
 
+from accounting import PrivacyStatement
 from trainers.common import files
 from trainers.common.errors import InputError
-from trainers.translation import crypto, data, datastore, facts, protocol, report
+from trainers.translation import crypto, data, datastore, facts, protocol, release, report
 from trainers.translation.config import Required, RequiredMany
+from trainers.translation.store_command import RELEASE
 
 Result = tuple[dict[str, Any], str]
 
@@ -101,8 +104,18 @@ def run_share(config: ShareConfig) -> Result:
         raise InputError("--out FILE is needed: the upload to write")
     files.require_writable(config.out, "--out")
     store = datastore.open_store(config.store, facts=made.facts)
-    said = protocol.share(config.out, made, key, secret, store)
-    return _told(said, config.out, "records sealed", "up")
+    place = store.folder / RELEASE
+    how = None
+    if made.facts.weighted and place.is_file():
+        try:
+            how = json.loads(place.read_text(encoding="utf-8"))
+            release.joint_statement([how])
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{place} does not say how the histogram was made ({error}); store it anew"
+            ) from error
+    said = protocol.share(config.out, made, key, secret, store, release=how)
+    return _told(said, made, config.out, "records sealed", "up")[:2]
 
 
 def _joined(config) -> tuple[protocol.Round, crypto.Secret, bytes]:
@@ -113,17 +126,27 @@ def _joined(config) -> tuple[protocol.Round, crypto.Secret, bytes]:
     return made, secret, protocol.join(made, secret, [crypto.load_public(p) for p in config.members])
 
 
-def _told(said: protocol.Report, place: str, what: str, way: str) -> Result:
+def _told(
+    said: protocol.Report, made: protocol.Round, place: str, what: str, way: str
+) -> tuple[dict[str, Any], str, PrivacyStatement | None]:
+    """The outcome, as an object and in words, and the statement of a round of noisy histograms."""
+    guarantee, statement = report.GUARANTEE["fednn"], None
+    if made.facts.weighted:
+        try:
+            statement = release.joint_statement(said.releases)
+            guarantee = statement.sentence
+        except ValueError as error:
+            guarantee = f"epsilon: none that can be stated for these noisy histograms: {error}"
     result = {
         "records": said.accepted,
         "refused": said.refused,
         "details": list(said.details),
         f"bytes_{way}": said.bytes_written if way == "up" else said.bytes_read,
         "file": place,
-        "guarantee": report.GUARANTEE["fednn"],
+        "guarantee": guarantee,
     }
     lines = [f"{said.accepted} {what}: {place}", *(f"refused or missing: {line}" for line in said.details)]
-    return result, "\n".join([*lines, report.GUARANTEE["fednn"]])
+    return result, "\n".join([*lines, guarantee]), statement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +167,9 @@ def run_shuffle(config: ShuffleConfig) -> Result:
     if not config.round or not config.uploads or not config.out:
         raise InputError("--round FILE, --uploads FILE ... and --out FILE are needed")
     files.require_writable(config.out, "--out")
-    said = protocol.shuffle(config.out, protocol.read_round(config.round), config.uploads)
-    return _told(said, config.out, "records shuffled", "up")
+    made = protocol.read_round(config.round)
+    said = protocol.shuffle(config.out, made, config.uploads)
+    return _told(said, made, config.out, "records shuffled", "up")[:2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,4 +202,8 @@ def run_open(config: OpenConfig) -> Result:
     said = protocol.open_shuffled(
         config.out, made, key, config.shuffled, codebook, own_upload=config.own_upload
     )
-    return _told(said, config.out, "records opened", "down")
+    result, text, statement = _told(said, made, config.out, "records opened", "down")
+    if statement is not None:
+        with files.atomic_write(pathlib.Path(config.out) / "privacy.json") as file:
+            file.write(statement.json())
+    return result, text

@@ -5,37 +5,60 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import shutil
 import time
 from typing import Any
 
 from trainers.common import files, manifest, metrics
 from trainers.common import run_dir as folders
 from trainers.common.errors import InputError
-from trainers.translation import corpora, experiment, report, scoring
+from trainers.translation import checks, corpora, data, experiment, report, scoring
 from trainers.translation.config import METHODS, Config
 
 RESULTS = "metrics.jsonl"
 
 
+READING = 2
+"""How pairs are read and filtered; in 1, which wrote no such number, the server's train pairs alone were filtered."""
+
+
 def train(config: Config) -> tuple[dict[str, Any], str]:
     """Runs every (setting, trial, method) that the run folder does not hold yet; returns `(result, text)`.
 
+    Whatever can be refused is refused before anything is written.
+
     Raises:
-      InputError: the folder exists and --resume was not given, or holds a run of other settings.
+      InputError: the folder exists and --resume was not given, or holds a run of other settings or data.
     """
     start = time.time()
     run_dir = pathlib.Path(config.run_dir)
-    if run_dir.exists() and any(run_dir.iterdir()) and not config.resume:
-        raise InputError(f"--run-dir {run_dir} exists; add --resume to continue it, or give another folder")
-    read = corpora.load(config)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    _check_same(run_dir, config)
+    begun = _begun(run_dir, resume=config.resume)
+    if begun:
+        _check_same(run_dir, config)
+    read = _load(run_dir, config) if begun else corpora.load(config)
     found = corpora.digest(read)
-    manifest.write(run_dir, command="translation train", config=config, digests={"pairs": found})
-    bench = experiment.Bench(config, read, run_dir)
+    public = _finished_model(run_dir, config)
+    checks.before_writing(config, read, public.config.dim if public else config.dim)
+    if begun:
+        _check_same_data(run_dir, found, public.digest if public else None, read.notes)
     records = _records(run_dir)
-    have = {(r["setting"], r["trial"], r["method"]) for r in records if r["pairs"] == found}
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--run-dir {run_dir} cannot be made: {error.strerror}") from error
+    digests = {"pairs": found, **({"model": public.digest} if public else {})}
+    reading = _reading(run_dir) if begun else READING
+    _write_manifest(run_dir, config, digests, reading)
+    try:
+        bench = experiment.Bench(config, read, run_dir)
+    except InputError:
+        if not begun:  # such as a vocabulary too large for the text: nothing is there that is worth keeping
+            shutil.rmtree(run_dir, ignore_errors=True)
+        raise
+    if not public:
+        _write_manifest(run_dir, config, {**digests, "model": bench.model.digest}, reading)
     records = [r for r in records if r["pairs"] == found]
+    have = {(r["setting"], r["trial"], r["method"]) for r in records}
     with metrics.Writer(run_dir / RESULTS) as writer:
         for setting in config.settings:
             for trial in range(config.trials):
@@ -55,8 +78,79 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     return _report(config, run_dir, records, read.notes, time.time() - start)
 
 
+def reopen(run_dir: str) -> tuple[Config, corpora.Corpora]:
+    """The settings and the pairs of a run folder, for a command that adds to it; other data than its own is refused."""
+    config, place = read_config(run_dir), pathlib.Path(run_dir)
+    read = _load(place, config)
+    public = _finished_model(place, config)
+    _check_same_data(place, corpora.digest(read), public.digest if public else None, read.notes)
+    return config, read
+
+
+def _begun(run_dir: pathlib.Path, *, resume: bool) -> bool:
+    """Whether the folder holds a run that is to be continued."""
+    if run_dir.exists() and not run_dir.is_dir():
+        raise InputError(f"--run-dir {run_dir} is a file; give a folder")
+    if not run_dir.exists() or not any(run_dir.iterdir()):
+        return False
+    if not resume:
+        raise InputError(f"--run-dir {run_dir} exists; add --resume to continue it, or give another folder")
+    folders.require(run_dir, "translation train")
+    return True
+
+
+def _reading(run_dir: pathlib.Path) -> int:
+    return folders.read_manifest(run_dir).get("reading", 1) if (run_dir / "manifest.json").is_file() else 1
+
+
+def _load(run_dir: pathlib.Path, config: Config) -> corpora.Corpora:
+    """Reads the pairs as the run in the folder first did."""
+    if _reading(run_dir) >= READING:
+        return corpora.load(config)
+    read = corpora.load(config, filtered=False)
+    read.notes.append(
+        f"{run_dir} was begun when only the server's train pairs were filtered against test sets, and is continued so"
+    )
+    return read
+
+
+def _finished_model(run_dir: pathlib.Path, config: Config) -> data.Model | None:
+    """The public model, if it is there already."""
+    if config.public_model is not None:
+        return data.load(config.public_model)
+    return data.load(run_dir / "public") if (run_dir / "public" / data.FACTS).exists() else None
+
+
+def _check_same_data(run_dir: pathlib.Path, pairs: str, model: str | None, notes: list[str]) -> None:
+    """Refuses other pairs or another public model than the run began with."""
+    digests = folders.read_manifest(run_dir).get("digests") if (run_dir / "manifest.json").is_file() else None
+    digests = digests if isinstance(digests, dict) else {}
+    if digests.get("pairs", pairs) != pairs:
+        raise InputError(
+            f"--run-dir {run_dir} began with other pairs: a file has changed, or was divided by an earlier version; "
+            "restore the files, or give another folder"
+        )
+    if model is not None and digests.get("model", model) != model:
+        raise InputError(
+            f"--run-dir {run_dir} began with another public model ({str(digests['model'])[:12]}, now {model[:12]}); "
+            "restore it, or give another folder"
+        )
+    if model is not None and "model" not in digests:
+        notes.append(f"{run_dir} does not say which public model it began with; taken to be the present one")
+
+
+def _write_manifest(run_dir: pathlib.Path, config: Config, digests: dict[str, str], reading: int) -> None:
+    manifest.write(run_dir, command="translation train", config=config, digests=digests, reading=reading)
+
+
 def _records(run_dir: pathlib.Path) -> list[dict[str, Any]]:
-    return metrics.read(run_dir / RESULTS) if (run_dir / RESULTS).exists() else []
+    place = run_dir / RESULTS
+    records = metrics.read(place) if place.exists() else []
+    fields = {"setting", "trial", "method", "pairs", *experiment.Outcome._fields}
+    for number, record in enumerate(records, 1):
+        if fields - record.keys():
+            raise InputError(f"{place}, record {number}: not of a translation run; restore the file")
+    return records
 
 
 FREE = ("settings", "methods", "trials", "resume", "json", "run_dir")
@@ -64,14 +158,12 @@ FREE = ("settings", "methods", "trials", "resume", "json", "run_dir")
 
 
 def _check_same(run_dir: pathlib.Path, config: Config) -> None:
-    place = run_dir / "config.json"
-    if not place.exists():
-        return
-    folders.require_command(run_dir, "translation train")
-    before = json.loads(place.read_text(encoding="utf-8"))
+    before = folders.read_config(run_dir)
     now = manifest.config_dict(config)
-    for name in (f.name for f in dataclasses.fields(config)):
-        if name not in FREE and before.get(name) != now[name]:
+    for field in dataclasses.fields(config):
+        name = field.name
+        # An option that is newer than the folder had its default.
+        if name not in FREE and before.get(name, field.default) != now[name]:
             raise InputError(
                 f"--run-dir {run_dir} holds a run with --{name.replace('_', '-')} {before.get(name)}, "
                 f"now {now[name]}; give another folder"
@@ -122,7 +214,7 @@ def read_config(run_dir: str) -> Config:
     """The settings of a run folder, ready to continue it."""
     folders.require_command(pathlib.Path(run_dir), "translation train")
     place = files.existing_file(pathlib.Path(run_dir) / "config.json", "run description")
-    record = json.loads(place.read_text(encoding="utf-8"))
+    record = folders.read_config(pathlib.Path(run_dir))
     for field in dataclasses.fields(Config):
         if isinstance(record.get(field.name), list):
             record[field.name] = tuple(record[field.name])

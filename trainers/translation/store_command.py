@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -16,6 +17,9 @@ from trainers.common.pairs import Pair, clean
 from trainers.translation import cells, corpora, data, datastore, facts, release, report, retrieval
 from trainers.translation import model as models
 from trainers.translation.config import Required
+
+RELEASE = "release.json"
+"""Beside a noisy histogram: how it was made, for `share` to send along."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +160,8 @@ def write_histogram(
     datastore.append(target, form, keys=shown.cells, values=shown.values, weights=shown.counts)
     with files.atomic_write(target / "privacy.json") as file:
         file.write(statement.json())
+    with files.atomic_write(target / RELEASE) as file:
+        json.dump(release.as_json(settings.release, delta=settings.delta), file, indent=1)
     return len(shown.counts), statement
 
 

@@ -31,8 +31,7 @@ class TransferConfig:
 
 def run_transfer(config: TransferConfig) -> tuple[dict[str, Any], str]:
     """Scores every network that the run folder does not hold yet; BLEU by training domain and test domain."""
-    run = session.read_config(config.run_dir)
-    read = corpora.load(run)
+    run, read = session.reopen(config.run_dir)
     bench = experiment.Bench(run, read, pathlib.Path(config.run_dir))
     bench.prepare()
     made = files.digest_of(bench.model.digest, corpora.digest(read), repr((run.k, run.key_encryption)))[:20]

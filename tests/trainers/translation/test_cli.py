@@ -69,8 +69,9 @@ def finished(tmp_path_factory):
 def test_train_writes_a_whole_run_folder(finished, capsys):
     folder, options = finished
     status = main(["translation", *options, "--resume"])
-    out, _ = capsys.readouterr()
+    out, err = capsys.readouterr()
     assert status == 0
+    assert not any(text in out + err for text in private_texts(folder))
     result = json.loads(out.strip().splitlines()[-1])
     for method in ("p_nmt", "c_nmt", "fedavg_1", "fedavg_inf_server", "ft_ensemble", "fednn"):
         assert set(result["bleu"][method]) == {"general", "it", "it/a", "it/b", "law", "law/a", "law/b"}
@@ -88,6 +89,8 @@ def test_train_writes_a_whole_run_folder(finished, capsys):
     text = (folder / "run" / "privacy.md").read_text()
     assert "epsilon: none for every method" in text
     assert "compression" in text
+    assert "of two the rest is the other's" in text
+    assert "how many records each client sends" in text
 
 
 def test_the_protocol_changes_no_translation(finished):
@@ -98,7 +101,12 @@ def test_the_protocol_changes_no_translation(finished):
     bench.prepare()
     clients = [federated.Client(d, e, len(e)) for d, e in bench.examples.items()]
     parts = [bench.memory(d) for d in bench.domains]
+    dead = folder / "run" / ".exchange.dead.tmp"  # of a killed run: decrypted records
+    (dead / "joint").mkdir(parents=True)
+    (dead / ".lock").touch()
+    (dead / "joint" / "values.bin").write_bytes(b"private")
     joint, traffic = bench.exchange(clients, parts)
+    assert not dead.exists()
     direct = bench.store(parts)
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(direct, joint))
     stepper = retrieval.stepper(bench.graphdef, bench.retrieval())
@@ -113,7 +121,10 @@ def test_the_protocol_changes_no_translation(finished):
     assert all(0 < traffic.up[name] - size < 1000 for name, size in sizes.items())
     row = next(r for r in metrics.read(folder / "run" / "metrics.jsonl") if r["method"] == "fednn")
     assert row["bytes_up"] == pytest.approx(sum(traffic.up.values()), abs=100)  # names and times in headers
-    assert not list((folder / "run").glob("tmp*"))
+    assert not list((folder / "run").glob(".exchange*"))
+    private = [p for p in (folder / "run" / "cache").iterdir() if p.is_file()]
+    assert private
+    assert all(p.stat().st_mode & 0o077 == 0 for p in [folder / "run" / "cache", *private])
 
 
 def test_a_fixed_weight_beside_the_adaptive_one(finished, capsys):
@@ -150,11 +161,27 @@ def test_required_options_say_so(capsys):
     assert "(default: '')" not in text
 
 
+def private_texts(folder):
+    """Every sentence of the clients, both sides."""
+    rows = [
+        json.loads(line)
+        for name in ("it", "law")
+        for line in (folder / f"{name}.train.jsonl").read_text().splitlines()
+    ]
+    return {row[side] for row in rows for side in ("en", "de")}
+
+
 def test_no_private_sentence_in_what_is_released(finished):
+    """Everything in the folder but `cache`, which holds models trained on private text."""
     folder, _ = finished
-    private = json.loads((folder / "law.train.jsonl").read_text().splitlines()[0])["de"]
-    for name in ("metrics.jsonl", "results.md", "privacy.md", "manifest.json", "config.json"):
-        assert private not in (folder / "run" / name).read_text()
+    texts = [text.encode() for text in private_texts(folder)]
+    files = [p for p in (folder / "run").rglob("*") if p.is_file() and "cache" not in p.parts]
+    names = {p.name for p in files}
+    assert {"privacy.json", "transfer.md", "transfer.jsonl", "model.npz", "metrics.jsonl"} <= names
+    assert any("checkpoints" in p.parts for p in files)
+    for path in files:
+        data = path.read_bytes()
+        assert not any(text in data for text in texts), path
 
 
 def test_protocol_through_files(finished, capsys, tmp_path):
@@ -164,6 +191,12 @@ def test_protocol_through_files(finished, capsys, tmp_path):
     model = ["--model", public]
     for name in ("it", "law"):
         assert run(capsys, "keygen", "--name", name, "--out", tmp_path)[0] == 0
+        public_key = (tmp_path / f"{name}.public.json").read_bytes()
+        (tmp_path / f"{name}.secret.json").rename(tmp_path / "elsewhere")
+        status, said = run(capsys, "keygen", "--name", name, "--out", tmp_path)
+        assert (status, "keys are not overwritten" in said) == (2, True)
+        assert (tmp_path / f"{name}.public.json").read_bytes() == public_key
+        (tmp_path / "elsewhere").rename(tmp_path / f"{name}.secret.json")
         data = folder / f"{name}.train.jsonl"
         store = ["store", *model, "--codebook", book, "--data", data, "--out", tmp_path / f"{name}.store"]
         status, made = run(capsys, *store)
@@ -189,6 +222,23 @@ def test_protocol_through_files(finished, capsys, tmp_path):
         "--uploads", tmp_path / "it.up", tmp_path / "law.up",
     )  # fmt: skip
     assert (status, mixed["records"]) == (0, total)
+    # Whatever the server is given, writes and prints: no private sentence, no key.
+    argv = [
+        "--round",
+        tmp_path / "round.json",
+        "--out",
+        tmp_path / "more",
+        "--uploads",
+        tmp_path / "it.up",
+        tmp_path / "law.up",
+    ]
+    assert main(["translation", "shuffle", *map(str, argv)]) == 0
+    seen = "".join(capsys.readouterr()).encode()
+    seen += b"".join((tmp_path / n).read_bytes() for n in ("round.json", "it.up", "law.up", "all", "more"))
+    secrets = [json.loads((tmp_path / f"{n}.secret.json").read_text()) for n in ("it", "law")]
+    hidden = [s[k] for s in secrets for k in ("wrap_key", "sign_key")]
+    assert not any(text.encode() in seen for text in (*private_texts(folder), *hidden))
+    assert not any(bytes.fromhex(key) in seen for key in hidden)
     status, opened = run(
         capsys, "open", "--round", tmp_path / "round.json", "--secret", tmp_path / "it.secret.json",
         "--members", *members, "--shuffled", tmp_path / "all", "--codebook", book, "--out", tmp_path / "joint",
@@ -197,7 +247,13 @@ def test_protocol_through_files(finished, capsys, tmp_path):
     assert "epsilon: none" in opened["guarantee"]
 
     (tmp_path / "text").write_text("house garden\n\n   \nriver\n", encoding="utf-8")
-    for extra in ([], ["--store", tmp_path / "joint", "--meta", public / "meta_k.npz", "--search", "exact"]):
+    asked = [
+        "--store",
+        tmp_path / "joint",
+        "--meta",
+        public / "meta_k.npz",
+    ]  # keys narrower than the default shadow
+    for extra in ([], asked):
         status, out = run(capsys, "translate", *model, "--input", tmp_path / "text", *extra)
         assert status == 0
         assert len(out["translations"]) == 4
@@ -220,6 +276,7 @@ def test_attack_says_what_a_memory_gives_away(finished, capsys, tmp_path):
     assert all(0 <= v <= 100 for row in out["reconstruction"]["law"].values() for v in row.values())
     assert "epsilon: none" in out["guarantee"]
     assert (tmp_path / "attack.md").read_text().count("read as") >= 2
+    assert (tmp_path / "attack.md").stat().st_mode & 0o077 == 0  # it holds private text
 
 
 @pytest.mark.parametrize(

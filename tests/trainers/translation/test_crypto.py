@@ -1,5 +1,6 @@
 """Sealed records are secret, authentic and equally long; keys reach the right member only."""
 
+import dataclasses
 import os
 import stat
 
@@ -163,3 +164,9 @@ def test_permutations_are_uniform_and_fresh():
     assert not (crypto.permutation(1000) == crypto.permutation(1000)).all()
     assert sorted(crypto.permutation(1000)) == list(range(1000))
     assert crypto.permutation(0).shape == (0,)
+
+
+def test_a_key_of_low_order_is_refused_with_its_members_name():
+    member = dataclasses.replace(crypto.generate("mallory").public(), wrap_key=bytes(32))
+    with pytest.raises(InputError, match="the public key of 'mallory' cannot be used"):
+        crypto.wrap(crypto.new_data_key(), member, context=b"x")

@@ -1,6 +1,7 @@
 """The filter keeps the frequent; the noisy histogram has the sensitivity and the noise that it claims."""
 
 import dataclasses
+import json
 import math
 from collections import Counter
 
@@ -11,6 +12,7 @@ import scipy.stats
 
 import accounting
 from tests.oracles import release as twin
+from trainers.common.errors import InputError
 from trainers.translation import release
 
 BUCKETS = range(4)
@@ -180,6 +182,53 @@ def test_a_delta_that_the_threshold_exceeds_is_refused():
 def test_settings_it_cannot_serve_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIG, **change)
+
+
+def test_a_joint_statement_is_the_weakest_of_all_computed_anew():
+    made = [
+        release.calibrate(epsilon=e, delta=d, max_buckets=4, unit="sentence", adjacency="add-remove")
+        for e, d in ((2.0, 1e-6), (1.0, 1e-4))
+    ]
+    said = [release.as_json(c, delta=d) for c, d in zip(made, (1e-6, 1e-4))]
+    joint = release.joint_statement(json.loads(json.dumps(said)))
+    assert joint.data["epsilon"] == release.epsilon(made[0], delta=1e-6)
+    assert joint.data["delta"] == 1e-4
+    assert "the server passed them on" in joint.data["assumptions"][-1]
+    for wrong in (
+        [],
+        [None, *said],
+        [{}],
+        [{**said[0], "stddev": "x"}],
+        [said[0], {**said[1], "unit": "client"}],
+    ):
+        with pytest.raises(ValueError, match=r"client"):
+            release.joint_statement(wrong)
+
+
+def test_a_delta_that_the_sampler_cannot_serve_is_refused():
+    """Noise ends at 9.155 sigma: what lies beyond is taken from delta, and none may be left."""
+    few = dict(epsilon=1.0, unit="sentence", adjacency="add-remove")
+    with pytest.raises(InputError, match="no noise reaches"):
+        release.calibrate(delta=1e-18, max_buckets=16, **few)
+    config = release.calibrate(delta=1e-15, max_buckets=16, **few)
+    lost = release.lost(stddev=config.stddev, max_buckets=16)
+    assert lost > 32 * 2.0**-66
+    assert lost < 1e-17
+    assert release.epsilon(config, delta=lost) == math.inf
+    for delta in (0.0, 1e-19, 0.01, 0.999, math.nan):
+        with pytest.raises(InputError, match="--delta must be in"):
+            release.check(1.0, delta, 4)
+
+
+def test_the_statement_says_what_a_unit_and_a_key_are():
+    text = release.statement(CONFIG_OF_TEXT, delta=1e-5).markdown()
+    assert "every occurrence is one of its own" in text
+    assert "computational" in text
+
+
+CONFIG_OF_TEXT = release.ReleaseConfig(
+    max_buckets=4, stddev=5.0, threshold=40.0, unit="sentence", adjacency="add-remove"
+)
 
 
 def test_filter_keeps_what_is_frequent_at_home():

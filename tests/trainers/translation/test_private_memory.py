@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpriv import knn, pq
-from tests.trainers.translation.test_cli import corpus, run
+from tests.trainers.translation.test_cli import run
 from trainers.cli import main
 from trainers.translation import private_memory, release, retrieval
 
@@ -46,15 +46,8 @@ def test_nothing_released_is_a_store_without_neighbours():
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("private")
-    options = ["train", "--preset", "tiny", "--server", corpus(folder, "server", 200, 0)]
-    options += ["--run-dir", str(folder / "run"), "--vocabulary-size", "330", "--batch-tokens", "256"]
-    options += ["--test-sentences", "3", "--methods", "p_nmt", "--subspaces", "4", "--json"]
-    for i, name in enumerate(("it", "law")):
-        options += ["--client", f"{name}={corpus(folder, name, 60, i + 1)}"]
-    assert main(["translation", *options]) == 0
-    return folder / "run"
+def finished(small_run):
+    return small_run
 
 
 RELEASE = "--delta 1e-4 --adjacency add-remove --cells 4 --max-buckets 4 --min-sentences 20 --epsilons 2 50"
@@ -112,13 +105,27 @@ def test_a_noisy_histogram_is_shared_like_a_memory(measured, capsys, tmp_path):
     people = ["--members", tmp_path / "it.public.json", tmp_path / "law.public.json"]
     place, secret = ["--round", tmp_path / "round.json"], ["--secret", tmp_path / "law.secret.json"]
     assert run(capsys, "keygen", *place, *secret, *people, *model, *cells, "--weighted")[0] == 0
+    told = []
     for name in ("it", "law"):
         own = ["--secret", tmp_path / f"{name}.secret.json", "--store", tmp_path / name]
-        assert run(capsys, "share", *place, *own, *people, "--out", tmp_path / f"{name}.up")[0] == 0
+        told.append(run(capsys, "share", *place, *own, *people, "--out", tmp_path / f"{name}.up"))
     both = ["--uploads", tmp_path / "it.up", tmp_path / "law.up"]
-    assert run(capsys, "shuffle", *place, *both, "--out", tmp_path / "all")[0] == 0
+    told.append(run(capsys, "shuffle", *place, *both, "--out", tmp_path / "all"))
     joint = ["--shuffled", tmp_path / "all", "--out", tmp_path / "joint"]
-    assert run(capsys, "open", *place, *secret, *people, *cells, *joint)[0] == 0
+    told.append(run(capsys, "open", *place, *secret, *people, *cells, *joint))
+    assert [status for status, _ in told] == [0] * 4
+    sentence = json.loads((tmp_path / "it" / "privacy.json").read_text())["sentence"]
+    assert {out["guarantee"] for _, out in told} == {sentence}
+    assert json.loads((tmp_path / "joint" / "privacy.json").read_text())["sentence"] == sentence
+    assert main(["account", "report", str(tmp_path / "joint")]) == 0
+    assert sentence in capsys.readouterr().out
+    # A histogram whose making is not told has no guarantee that could be passed on.
+    (tmp_path / "it" / "release.json").unlink()
+    own = ["--secret", tmp_path / "it.secret.json", "--store", tmp_path / "it"]
+    assert (
+        "none that can be stated"
+        in run(capsys, "share", *place, *own, *people, "--out", tmp_path / "up")[1]["guarantee"]
+    )
     (tmp_path / "text").write_text("house garden\n\n", encoding="utf-8")
     asked = [
         "--input",

@@ -1,0 +1,48 @@
+"""What a run must satisfy beyond single options, asked before anything is written or trained."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from trainers.common.errors import InputError
+from trainers.common.pairs import PairSplits
+from trainers.translation import dealing
+from trainers.translation.config import Config
+from trainers.translation.corpora import Corpora
+
+
+def before_writing(config: Config, read: Corpora, dim: int) -> None:
+    """Raises InputError where settings, data and a model of width `dim` do not fit together."""
+    parties = {"the server": read.server, **{f"client {name}": s for name, s in read.clients.items()}}
+    for who, splits in parties.items():
+        _check_party(who, splits)
+    most = config.client_pairs
+    sizes = {name: min(most or len(s.train), len(s.train)) for name, s in read.clients.items()}
+    for setting in config.settings:
+        dealing.deal(setting, sizes, seed=0)
+    if "fednn_fixed" in config.methods and not any(s.validation for s in parties.values()):
+        raise InputError("--methods fednn_fixed needs validation pairs to tune its weight on; nobody has any")
+    check_search(config.search)
+    if config.search == "shadow" and config.shadow > dim:
+        raise InputError(f"--shadow must be at most the model's width {dim}, got {config.shadow}")
+    if config.key_encryption == "pq" and dim % config.subspaces:
+        raise InputError(f"--subspaces must divide the model's width {dim}, got {config.subspaces}")
+    if config.key_encryption == "pca" and config.subspaces > dim:
+        raise InputError(
+            f"--subspaces must be at most the model's width {dim} with pca, got {config.subspaces}"
+        )
+
+
+def check_search(search: str) -> None:
+    """Refuses a way to search whose package is absent."""
+    if search == "faiss" and importlib.util.find_spec("faiss") is None:
+        raise InputError("--search faiss needs FAISS: pip install faiss-cpu, or use --search exact")
+
+
+def _check_party(who: str, splits: PairSplits) -> None:
+    for part, pairs in (("train", splits.train), ("test", splits.test)):
+        if not pairs:
+            raise InputError(
+                f"{who} has no {part} pair ({len(splits.train)} for training, {len(splits.validation)} for validation, "
+                f"{len(splits.test)} for testing); give more pairs, or train and test files"
+            )
