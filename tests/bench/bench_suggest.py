@@ -43,7 +43,7 @@ def main():
         ("the same with 4 beams", _milliseconds(lambda: completed(4))),
         ("the same word, all 21 words computed again", _milliseconds(lambda: np.asarray(again(inputs)))),
     ]
-    table(["what", "CPU ms (median of 200)"], [(name, f"{value:.3f}") for name, value in rows])
+    table(["what", "CPU ms (median of 200)"], [[name, f"{value:.3f}"] for name, value in rows])
 
 
 def _milliseconds(work):

@@ -130,7 +130,7 @@ def worst_case_by_ends(trees, b, k, completion):
         is_released = completion or width == 1 << height
         return best + is_released * np.arange(best.shape[2]) ** 2
 
-    whole, length = None, 0
+    whole, length = np.zeros((0, 0, 1)), 0
     for rounds in trees:
         if completion:
             parts = [((rounds - 1).bit_length(), rounds)]
@@ -138,6 +138,6 @@ def worst_case_by_ends(trees, b, k, completion):
             parts = [(h, 1 << h) for h in range(rounds.bit_length() - 1, -1, -1) if rounds >> h & 1]
         for height, width in parts:
             stretch = node(height, width)
-            whole = stretch if whole is None else join(whole, length, stretch, width)
+            whole = stretch if not length else join(whole, length, stretch, width)
             length += width
     return int(whole.max())

@@ -91,10 +91,10 @@ def test_more_hypotheses_than_words_find_the_most_probable_continuation(little):
     for text in TEXTS:
         suggester.read(text)
         words = text.split()
-        first = np.float64(log_probs(little, words))
+        first = np.asarray(log_probs(little, words), np.float64)
         pairs = {
             (a, b): first[little.vocabulary.id(a)]
-            + np.float64(log_probs(little, [*words, a]))[little.vocabulary.id(b)]
+            + np.asarray(log_probs(little, [*words, a]), np.float64)[little.vocabulary.id(b)]
             for a in WORDS
             for b in WORDS
         }

@@ -99,7 +99,7 @@ def mu_lower_bound(config, mechanism, *, update_noise, bit_noise=None):
         rates.append((ratio > 0).sum())
     power = stats.beta.ppf(0.001, rates[0], RUNS - rates[0] + 1)
     false = stats.beta.ppf(0.999, rates[1] + 1, RUNS - rates[1])
-    return stats.norm.ppf(power) - stats.norm.ppf(false)
+    return float(stats.norm.ppf(power) - stats.norm.ppf(false))
 
 
 INDEPENDENT = noise.independent()
