@@ -72,9 +72,10 @@ def main() -> None:
         ("model alone", "", "exact", 1.0),
         ("every key", "keys", "exact", 1.0),
         ("every code", "codes", "exact", 1.0),
-        ("keys, 32-component shadow", "keys", "shadow", 1.0),
+        ("keys, nearest blocks", "keys", "inverted", 1.0),
+        ("codes, nearest blocks", "codes", "inverted", 1.0),
+        ("codes, nearest blocks, half of the rows gated", "codes", "inverted", half),
         ("codes, 32-component shadow", "codes", "shadow", 1.0),
-        ("codes, shadow, half of the rows gated", "codes", "shadow", half),
     ]
     faiss: list[tuple[str, str, memory.Search, float]] = [
         ("keys, FAISS inverted file", "keys", "faiss", 1.0),

@@ -1,4 +1,5 @@
-"""Search and quantizer beside FAISS (BLAS threshold 20) in the same run, one core, CPU time; and cost by store size.
+"""Search, inverted lists and quantizer beside FAISS (BLAS threshold 20) in the same run, one core, CPU time; and cost by
+store size.
 
 FAISS is used if it is installed. Keys are n / 50 Gaussian clusters, k = 16. Run it alone: it pins the process to one
 core.
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpriv import knn, pq
+from jaxpriv import inverted, knn, pq
 from tests.bench.timing import cpu_seconds, table
 from trainers.common import files, plots
 from trainers.translation import datastore
@@ -63,6 +64,42 @@ def exact(faiss, n):
         theirs = cpu_seconds(lambda b=batch: flat.search(queries[:b], K))[0] if flat else None
         rows.append([f"exact {n:,} x {DIM}, batch {batch}", *ratio(ours, theirs), f"{first:.1f}"])
     return rows
+
+
+def inverted_lists(faiss, n=178_000):
+    """Building and searching blocks beside FAISS's inverted file of 4 sqrt(n) cells, 16 of them probed."""
+    keys, queries = clusters(n)
+    q = jnp.asarray(queries[:32])
+    store = jax.jit(knn.build)(jnp.asarray(keys), jnp.zeros(n, jnp.int32))
+    truth = np.asarray(jax.jit(knn.search, static_argnames="k")(store, q, k=K).ids)
+    build, search = jax.jit(inverted.build), jax.jit(inverted.search, static_argnames=("k", "probes"))
+    building, first_build = cpu_seconds(lambda: build(store), repeats=1)
+    index = build(store)
+    theirs = made = None
+    if faiss:
+        lists = int(4 * n**0.5)
+        file = faiss.IndexIVFFlat(faiss.IndexFlatL2(DIM), DIM, lists)
+        file.nprobe = 16
+
+        def fill():
+            file.reset()
+            file.train(keys)
+            file.add(keys)
+
+        made, _ = cpu_seconds(fill, repeats=1)
+        theirs, _ = cpu_seconds(lambda: file.search(queries[:32], K))
+        print(f"FAISS finds {_recall(file.search(queries[:32], K)[1], truth):.1%} of the {K} nearest")
+    rows = [[f"blocks of {n:,} x {DIM}, built", *ratio(building, made), f"{first_build:.1f}"]]
+    for probes in (24, 48, 96):
+        ours, first = cpu_seconds(lambda p=probes: search(index, q, k=K, probes=p))
+        found = _recall(search(index, q, k=K, probes=probes).ids, truth)
+        what = f"{probes} blocks, batch 32: {found:.1%} found"
+        rows.append([what, *ratio(ours, theirs), f"{first:.1f}"])
+    return rows
+
+
+def _recall(found, truth):
+    return np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), truth.tolist())])
 
 
 def quantizer(faiss, n=100_000):
@@ -154,5 +191,5 @@ def main():
     rows = exact(faiss, 100_000)
     if os.environ.get("BENCH_KNN_MILLION", "1") != "0":
         rows += exact(faiss, 1_000_000)
-    rows += quantizer(faiss)
+    rows += inverted_lists(faiss) + quantizer(faiss)
     table(["what", "CPU ms", "FAISS", "ratio", "first call s"], rows)

@@ -80,7 +80,7 @@ class TranslateConfig:
     """Neighbours a step with --mixing fixed (adaptive: as the network was trained); at most 1024, and all there are."""
     gate: float = 1.0
     """The memory is asked only where the model's best piece has a probability below this."""
-    search: Literal["exact", "inverted", "shadow", "faiss"] = "shadow"
+    search: Literal["exact", "inverted", "shadow", "faiss"] = "inverted"
     """How the memory is searched: every record; the blocks of records nearest to the query; every record in few
     components, the nearest ones exactly; or the nearest cells of FAISS's inverted file (needs faiss-cpu)."""
     shadow: int = 32
