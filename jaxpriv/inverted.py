@@ -153,8 +153,8 @@ def search(
     # sums, which then leave the blocks' order and run four times slower.
     scores = jax.lax.map(scan, (centred, near, blocks), batch_size=4)
     _, best = jax.lax.top_k(-scores.reshape(batch, -1), min(candidates, probes * block_size))
-    ids = jnp.take_along_axis(index.ids[blocks].reshape(batch, -1), best, -1)
-    return knn.among(index.store, queries, ids, k=k)
+    chosen = jnp.take_along_axis(blocks, best // block_size, -1)
+    return knn.among(index.store, queries, index.ids[chosen, best % block_size], k=k)
 
 
 def _pick(coarse: Array, blocks: Array, component: int) -> Array:

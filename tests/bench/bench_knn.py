@@ -1,5 +1,5 @@
-"""Search, inverted lists and quantizer beside FAISS (BLAS threshold 20) in the same run, one core, CPU time; and cost by
-store size.
+"""Search, inverted lists and quantizer beside FAISS (BLAS threshold 20) in the same run, one core, CPU time; and cost
+by store size.
 
 FAISS is used if it is installed. Keys are n / 50 Gaussian clusters, k = 16. Run it alone: it pins the process to one
 core.
