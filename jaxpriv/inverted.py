@@ -117,21 +117,23 @@ def search(
     queries: Float[Array, "batch dim"],
     *,
     k: int,
-    probes: int = 48,
+    probes: int | None = None,
     candidates: int | None = None,
 ) -> knn.Neighbors:
     """Returns the k nearest entries of the `probes` nearest blocks, by exact distance among the `candidates`
     nearest by the coarse copy.
 
-    As `knn.search` with all blocks and entries as candidates, whose number is 4 k unless given. Works under jit,
-    vmap over stores and queries, and with blocks or queries spread over devices.
+    As `knn.search` with all blocks and entries as candidates, whose number is 4 k unless given; that of probes is
+    then 3/4 sqrt(blocks), and at least 32. Works under jit, vmap over stores and queries, and with blocks or queries
+    spread over devices.
     """
     candidates = 4 * k if candidates is None else candidates
     if not 1 <= k <= candidates:
         raise ValueError(f"candidates must be at least k, and k at least 1, got {k=} and {candidates=}")
+    num_blocks, components, block_size = index.coarse.shape
+    probes = max(32, round(0.75 * num_blocks**0.5)) if probes is None else probes
     if probes < 1:
         raise ValueError(f"probes must be at least 1, got {probes=}")
-    num_blocks, components, block_size = index.coarse.shape
     batch, probes = queries.shape[0], min(probes, num_blocks)
     centred = queries.astype(jnp.float32) - index.store.centre[None]
     centred = pq.project(index.projection, centred)

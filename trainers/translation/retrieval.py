@@ -36,8 +36,8 @@ class Retrieval:
     """The store is asked only where the model's best piece has a probability below this; 1 asks always."""
     candidates: int = 64
     """With a `Projected` store: nearest in projection that are compared exactly."""
-    probes: int = 48
-    """With an `inverted.Index`: blocks that a query looks into."""
+    probes: int | None = None
+    """With an `inverted.Index`: blocks that a query looks into; as many as suit its size unless given."""
 
     def __post_init__(self):
         if self.k < 1:
@@ -48,7 +48,7 @@ class Retrieval:
             raise ValueError(f"gate must be in (0, 1], got {self.gate=}")
         if self.candidates < self.k:
             raise ValueError(f"candidates must be at least {self.k=}, got {self.candidates=}")
-        if self.probes < 1:
+        if self.probes is not None and self.probes < 1:
             raise ValueError(f"probes must be at least 1, got {self.probes=}")
 
 
