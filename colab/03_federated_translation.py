@@ -38,9 +38,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from jaxpriv import knn
-from trainers.common import metrics, parallel_text
+from trainers.common import files, metrics, parallel_text
 from trainers.translation import (
-    commands,
     crypto,
     data,
     datastore,
@@ -49,6 +48,7 @@ from trainers.translation import (
     report,
     retrieval,
     session,
+    store_command,
 )
 from trainers.translation.config import PRESETS
 
@@ -130,7 +130,8 @@ if not (work / "joint").exists():
     for name, secret in secrets.items():
         pairs = sets[name].train[: 60 if FAST else 2000]
         if not (work / f"{name}.store").exists():
-            commands.write_store(work / f"{name}.store", model, codebook, model.vocabulary.examples(pairs))
+            with files.new_folder(work / f"{name}.store") as folder:  # whole or absent
+                store_command.write_store(folder, model, codebook, model.vocabulary.examples(pairs))
         store = datastore.open_store(work / f"{name}.store", facts=made.facts)
         key = protocol.join(made, secret, members)
         print(name, protocol.share(work / f"{name}.upload", made, key, secret, store))
