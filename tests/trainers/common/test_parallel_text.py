@@ -179,6 +179,19 @@ def mo(pairs):
     return struct.pack(f"<7I{4 * n}I", 0x950412DE, 0, n, 28, 28 + 8 * n, 0, at, *ids, *texts) + data
 
 
+def test_damaged_or_strange_tmx_is_named(tmp_path):
+    unit = "<tu><tuv xml:lang='en'><seg>a</seg></tuv><tuv xml:lang='de'><seg>b</seg></tuv></tu>"
+    body = f"<tmx><body>{unit * 500}</body></tmx>"
+    for encoding in ("shift_jis", "no-such-code"):
+        path = tmp_path / f"{encoding}.tmx"
+        path.write_text(f'<?xml version="1.0" encoding="{encoding}"?>{body}')
+        assert str(path) in refusal(path)
+    whole = gzip.compress(body.encode())
+    path = tmp_path / "damaged.tmx.gz"
+    path.write_bytes(whole[:20] + b"\xff" * 20 + whole[40:])
+    assert str(path) in refusal(path)
+
+
 def test_catalogues(tmp_path):
     (tmp_path / "de.po").write_text(PO)
     expected = [("One", "Eins"), ("%d file", "%d Datei"), ("%d files", "%d Dateien")]

@@ -85,6 +85,9 @@ def test_release_measures_every_way_and_continues(measured, capsys):
     text = (finished / "release.md").read_text()
     assert "epsilon: none" in text
     assert (finished / "release.jsonl").read_text() == before  # the second call measured nothing anew
+    private = [json.loads(line) for line in (finished.parent / "law.train.jsonl").read_text().splitlines()]
+    for path in finished.glob("release*"):
+        assert not any(row[side].encode() in path.read_bytes() for row in private for side in ("en", "de"))
 
 
 @pytest.mark.slow
