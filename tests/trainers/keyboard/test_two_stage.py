@@ -257,7 +257,7 @@ def test_stages_are_never_added_to_another_run(tmp_path):
     plain = config(tmp_path, clip="fixed")
     session.train(plain)
     before = sorted(p.name for p in pathlib.Path(plain.run_dir).iterdir())
-    with pytest.raises(InputError, match="not a run in two stages"):
+    with pytest.raises(InputError, match='clip was "fixed", now it is "two_stage"'):
         session.train(config(tmp_path, resume=True))
     assert sorted(p.name for p in pathlib.Path(plain.run_dir).iterdir()) == before
     (pathlib.Path(plain.run_dir) / "config.json").unlink()
