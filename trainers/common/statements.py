@@ -8,8 +8,13 @@ from trainers.common import files
 
 def write(statement: PrivacyStatement, about: files.PathLike) -> None:
     """Writes FILE.privacy.json and FILE.privacy.md beside a file, privacy.json and privacy.md into a folder."""
-    about = pathlib.Path(about)
-    stem = str(about / "privacy") if about.is_dir() else f"{about}.privacy"
-    for ending, text in ((".json", statement.json()), (".md", statement.markdown())):
-        with files.atomic_write(stem + ending) as file:
+    for place, text in zip(places(about), (statement.json(), statement.markdown())):
+        with files.atomic_write(place) as file:
             file.write(text)
+
+
+def places(about: files.PathLike) -> tuple[pathlib.Path, pathlib.Path]:
+    """Where the statement about a file or folder goes: as JSON and in words."""
+    about = pathlib.Path(about)
+    stem = about / "privacy" if about.is_dir() else about.with_name(f"{about.name}.privacy")
+    return stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md")

@@ -183,7 +183,7 @@ def read_private(source: str) -> Documents:
     """
     path = pathlib.Path(source)
     if path.is_dir():
-        found = sorted(path.rglob("*.txt"))
+        found = private_files(source)
         if not found:
             raise InputError(
                 f"folder {path} holds no .txt files; give text files, or a JSONL, CSV or parquet file"
@@ -191,12 +191,22 @@ def read_private(source: str) -> Documents:
         return Documents(
             [str(f.relative_to(path)) for f in found], [_text(f) for f in found], [""] * len(found)
         )
-    if path.suffix == ".txt":
+    if _is_text(path):
         if not path.is_file():
             raise InputError(f"document file {path} does not exist; check the path")
         return Documents([path.name], [_text(path)], [""])
     records, _ = readers.read_records(source, ("text",), optional=("id", "label"))
     return _documents(records, prefix=path.name)
+
+
+def private_files(source: str) -> list[pathlib.Path]:
+    """The files that `read_private` reads: those of a folder that end in .txt or .TXT, or the one named."""
+    path = pathlib.Path(source)
+    return sorted(f for f in path.rglob("*") if _is_text(f) and f.is_file()) if path.is_dir() else [path]
+
+
+def _is_text(path: pathlib.Path) -> bool:
+    return path.suffix.lower() == ".txt"
 
 
 def encode(
@@ -236,6 +246,6 @@ def _documents(records: list[dict[str, Any]], *, prefix: str) -> Documents:
 
 def _text(path: pathlib.Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # a byte order mark is no text
     except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path} cannot be read as UTF-8 text: {error}") from error

@@ -35,13 +35,9 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
     """
     started = time.monotonic()
     preparation.check_epsilon(config.epsilon, "--epsilon")
-    output = pathlib.Path(config.output)
-    if output.is_dir() or not output.parent.is_dir():
-        raise InputError(f"--output {output} cannot be written: give a file in a folder that exists")
-    folder = pathlib.Path(config.run_dir)
+    output, folder = pathlib.Path(config.output), pathlib.Path(config.run_dir)
     place = pathlib.Path(config.ledger or folder / "ledger.json")
-    if output.resolve() == place.resolve():
-        raise InputError(f"--output {output} is the ledger of what was spent; give another file")
+    check_places(output, place, folder, config.data)
     fitted = store.load(folder)
     changed = {"devices": config.devices} | ({"selection": config.selection} if config.selection else {})
     fitted = fitted._replace(config=dataclasses.replace(fitted.config, **changed))
@@ -63,18 +59,18 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
         dataclasses.replace(fitted.config, methods=(name,)), fitted.public, fitted.train, fitted.validation
     )[name]
     method.check(config.epsilon, encoded, "--epsilon")
-    with ledgers.opened(place) as ledger:
-        before = [ledger.spent(i, t) for i, t in zip(documents.ids, documents.texts)]
-        first: dict[str, str] = {}
-        for i, t, count in zip(documents.ids, documents.texts, encoded.counts):
-            if count:
-                first.setdefault(ledgers.folded(t), i)
-        again = [
-            i
-            for i, t, count, entries in zip(documents.ids, documents.texts, encoded.counts, before)
-            # A document without sentences releases nothing of itself. The second: the same text twice in this call.
-            if count and (entries or first.get(ledgers.folded(t), i) != i)
-        ]
+    with ledgers.opened(place, fitted.config.splitter) as ledger:
+        whose = list(zip(documents.ids, documents.texts))
+        before = [ledger.spent(*one) for one in whose]
+        # A document without sentences releases nothing of itself: it neither spends nor tells what was spent.
+        speaking = np.flatnonzero(encoded.counts).tolist()
+        seen: set[str] = set()  # texts of this call
+        again = []
+        for i in speaking:
+            texts = ledger.names(*whose[i])[1:]
+            if before[i] or not seen.isdisjoint(texts):
+                again.append(documents.ids[i])
+            seen.update(texts)
         if again and not config.allow_repeats:
             raise InputError(
                 f"{len(again)} of {counted(len(documents.ids), 'document')}: released before, or with the "
@@ -83,12 +79,11 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
             )
         key_rows = document_keys(config, documents.ids, [len(entries) for entries in before])
         released = release_all(method, encoded, key_rows, config.epsilon, chosen)
-        for i, t in zip(documents.ids, documents.texts):
-            sampler = fitted.config.selection if method.draws else ""
-            ledger.add(
-                i, t, ledgers.Entry(config.epsilon, name, sampler, config.insecure_noise_seed is not None)
-            )
-        after = [ledger.spent(i, t) for i, t in zip(documents.ids, documents.texts)]
+        sampler = fitted.config.selection if method.draws else ""
+        entry = ledgers.Entry(config.epsilon, name, sampler, config.insecure_noise_seed is not None)
+        for i in speaking:
+            ledger.add(*whose[i], entry)
+        after = [ledger.spent(*whose[i]) for i in speaking] or [[entry]]
         ledger.write()
         statement = state(config, fitted, method, encoded, after)
         # The statement first: if a kill comes between, the one beside older embeddings says too much, not too little.
@@ -108,6 +103,23 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
         "guarantee": statement.data,
         "seconds": time.monotonic() - started,
     }
+
+
+def check_places(output: pathlib.Path, place: pathlib.Path, folder: pathlib.Path, source: str) -> None:
+    """Refuses, before anything is spent, a place that cannot be written or holds what must not be overwritten."""
+    written = [output, *statements.places(output)]
+    for path in written:
+        files.require_writable(path, "--output" if path is output else "--output's statement")
+    if place.is_dir():
+        raise InputError(f"--ledger {place} is a folder; give a file")
+    kept = [(path, "the documents") for path in data.private_files(source)]
+    for ledger in (place.resolve(), folder / "ledger.json"):
+        kept += [(ledger, "a ledger of what was spent"), (ledgers.lock_of(ledger), "the lock of a ledger")]
+    kept += [(folder / name, f"part of the fitted folder {folder}") for name in store.FILES]
+    known = {path.resolve(): what for path, what in kept}
+    for path in written:
+        if what := known.get(path.resolve()):
+            raise InputError(f"--output {output} would overwrite {path}, {what}; give another file")
 
 
 def release_all(

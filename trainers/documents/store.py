@@ -23,6 +23,8 @@ from trainers.documents.public import VOTE_EPSILONS, Public
 _GROUPS = tuple(group_name(i) for i in range(len(GROUPS)))
 _NETWORKS = ("classifier", "recoded_classifier")
 _FORMAT = 3
+# All that a fit leaves: nothing else may be written over it.
+FILES = ("fit.json", "public.npz", "documents.npz", "manifest.json", "config.json", "metrics.jsonl")
 
 
 class Fitted(NamedTuple):

@@ -56,7 +56,11 @@ def test_release_writes_embeddings_statement_and_ledger(capsys, fitted, letters,
         by_variant[row["variant"]] = by_variant.get(row["variant"], 0) + 1
     assert by_variant == result["variants"]
     assert (tmp_path / "out.parquet.privacy.md").read_text().startswith("# Privacy statement")
-    assert "the" not in json.loads(ledger.read_text())["spent"]  # digests only, no text
+    for name in (
+        word for text in letters.glob("*.txt") for word in (text.name, *text.read_text().split()[:40])
+    ):
+        assert json.dumps(name) not in ledger.read_text()  # digests only, no text
+        assert name.lower() not in {*json.loads(ledger.read_text())["spent"]}
     assert ledger.stat().st_mode & 0o077 == 0
 
     assert result["chosen_at"] == 10

@@ -23,7 +23,7 @@ from trainers.documents.ledger import Entry
 
 
 def spent(book, *document):
-    return [(e.epsilon, e.method) for e in book.spent(*document)]
+    return sorted((e.epsilon, e.method) for e in book.spent(*document))
 
 
 def test_an_id_and_a_text_that_were_apart_unite_what_they_spent(tmp_path):
@@ -34,9 +34,56 @@ def test_an_id_and_a_text_that_were_apart_unite_what_they_spent(tmp_path):
     book.add("a", "two", Entry(1.0, "m"))
     book.write()
     for one in (book, ledger.Ledger(tmp_path / "ledger.json")):
-        assert spent(one, "a", "two") == [(30.0, "m"), (0.5, "m"), (0.5, "m"), (1.0, "m")]
+        assert spent(one, "a", "two") == [(0.5, "m"), (0.5, "m"), (1.0, "m"), (30.0, "m")]
         assert sum(e for e, _ in spent(one, "a", "one")) == 32.0
         assert sum(e for e, _ in spent(one, "b", "two")) == 32.0
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=9))
+def test_whatever_shares_a_name_in_any_number_of_steps_is_one_document(released):
+    """Against the connected parts of ids and texts by brute force, also of a ledger that is read again."""
+    path = pathlib.Path(tempfile.mkdtemp()) / "ledger.json"
+    book = ledger.Ledger(path)
+    for n, (i, t) in enumerate(released):
+        book.add(f"id {i}", f"Text {t}.", Entry(float(n + 1), "m"))
+    book.write()
+    again = ledger.Ledger(path)
+    for i, t in released:
+        joined, size = {("id", i), ("text", t)}, 0
+        while len(joined) > size:
+            size = len(joined)
+            for a, b in released:
+                if joined & {("id", a), ("text", b)}:
+                    joined |= {("id", a), ("text", b)}
+        right = [float(n + 1) for n, (a, _) in enumerate(released) if ("id", a) in joined]
+        for one in (book, again):
+            assert sorted(e.epsilon for e in one.spent(f"id {i}", f"Text {t}.")) == right
+
+
+def test_a_ledger_whose_names_were_not_united_is_united_when_read(tmp_path):
+    path = tmp_path / "ledger.json"
+    book = ledger.Ledger(path)
+    a, b, x, y = (book.names(n, t)[k] for n, t, k in (("a", "", 0), ("b", "", 0), ("", "X", 1), ("", "Y", 1)))
+    first, second, third = ([e, "m", "", False, str(e)] for e in (1.0, 2.0, 3.0))
+    old = {a: [first, second, third], x: [first], b: [second], y: [first, second, third]}
+    path.write_text(json.dumps({"salt": book._salt.hex(), "spent": old}))
+    again = ledger.Ledger(path)
+    for document in (("b", "new"), ("new", "X"), ("a", "new")):
+        assert spent(again, *document) == [(1.0, "m"), (2.0, "m"), (3.0, "m")]
+
+
+def test_texts_of_the_same_sentences_are_one_document(tmp_path):
+    book = ledger.Ledger(tmp_path / "ledger.json")
+    book.add("a", "One wave. Two.", Entry(1.0, "m"))
+    for other in (
+        "One wave.\n\n---\n\nTwo.",
+        "\ufeffOne wave. Two.",
+        "One wave.\n\n* * *\n\nTwo.\n...",
+        "One\twave. Two. ",
+    ):
+        assert spent(book, "b", other) == [(1.0, "m")]
+    assert not spent(book, "b", "One wave. Two. Three.")
 
 
 def test_white_space_makes_no_new_text(tmp_path):
