@@ -141,7 +141,9 @@ def table(records: Sequence[Mapping[str, Any]], setting: str, signature: str) ->
         f"BLEU: {signature}",
         "up and down: bytes of one exchange, all clients together; training seconds",
     ]
-    lines[-1] += " are those of this call (0 where a cached model was used)."
+    lines[-1] += (
+        " are those of this call (0 where a cached model was used); tokens a CPU second with compilation."
+    )
     rounds = break_even(records, setting)
     if rounds is not None:
         lines.append(f"FedNN's one exchange takes the bytes of {rounds:.1f} rounds of FedAvg.")
