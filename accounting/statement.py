@@ -182,7 +182,7 @@ def statement(
         "notes": list(notes),
         "software": software(),
     }
-    data["sentence"] = _sentence(data, parts, exceptions)
+    data["sentence"] = sentence_of(data, exceptions)
     return PrivacyStatement(jsonable(data))
 
 
@@ -201,12 +201,11 @@ def no_guarantee(*, unit: str, reasons: Sequence[str], notes: Sequence[str] = ()
     """States that nothing is guaranteed (no noise, or encryption alone): epsilon is none."""
     if not reasons:
         raise ValueError("reasons must say why there is no guarantee")
-    sentence = f"No differential privacy guarantee for any {unit} (epsilon: none): {'; '.join(reasons)}."
     data = {
         "schema": SCHEMA_NAME,
         "version": SCHEMA_VERSION,
         "simulation": False,
-        "sentence": sentence,
+        "sentence": no_guarantee_sentence(unit, reasons),
         "unit": unit,
         "adjacency": None,
         "adjacency_in_words": None,
@@ -230,10 +229,16 @@ def no_guarantee(*, unit: str, reasons: Sequence[str], notes: Sequence[str] = ()
     return PrivacyStatement(jsonable(data))
 
 
-def _sentence(data: Mapping[str, Any], parts: Sequence[Mechanism], exceptions: Sequence[str]) -> str:
-    rho_text, printed = round_up(data["rho"]), data["epsilon_printed"]
-    unit, delta = data["unit"], data["delta"]
-    if all(isinstance(m, PureDP) for m in parts):
+def no_guarantee_sentence(unit: str, reasons: Sequence[str]) -> str:
+    """The sentence where there is no guarantee."""
+    return f"No differential privacy guarantee for any {unit} (epsilon: none): {'; '.join(reasons)}."
+
+
+def sentence_of(data: Mapping[str, Any], exceptions: Sequence[str] = ()) -> str:
+    """The sentence that a statement's numbers make."""
+    rho, epsilon, delta = (float(data[name]) for name in ("rho", "epsilon", "delta"))
+    rho_text, printed, unit = round_up(rho), data["epsilon_printed"], data["unit"]
+    if all(m["kind"] == "PureDP" for m in data["mechanisms"]):
         kind = printed if delta == 0 else f"({printed}, {delta:g})"
         text = (
             f"Each {unit} has {kind}-differential privacy "
@@ -245,9 +250,9 @@ def _sentence(data: Mapping[str, Any], parts: Sequence[Mechanism], exceptions: S
             f"({data['adjacency']} adjacency: {data['adjacency_in_words']}), "
             "over all its participations in the run"
         )
-    if data["epsilon"] == math.inf:
+    if epsilon == math.inf:
         text = f"No finite guarantee (epsilon = inf) for any {unit}: no noise bounds what is released"
-        if math.isfinite(data["rho"]) and delta == 0:
+        if math.isfinite(rho) and delta == 0:
             text = (
                 f"Each {unit} has {rho_text}-zCDP ({data['adjacency']} adjacency: {data['adjacency_in_words']}), "
                 "over all its participations in the run, but no finite epsilon at delta = 0 "

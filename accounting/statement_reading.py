@@ -9,7 +9,13 @@ from typing import Any
 
 from accounting import conversions, record
 from accounting.mechanisms import PureDP
-from accounting.statement import PrivacyStatement, largest, round_up
+from accounting.statement import (
+    PrivacyStatement,
+    largest,
+    no_guarantee_sentence,
+    round_up,
+    sentence_of,
+)
 from accounting.statement_schema import SCHEMA, SCHEMA_NAME, SCHEMA_VERSION
 
 PathLike = str | os.PathLike[str]
@@ -65,26 +71,56 @@ def read(path: PathLike) -> PrivacyStatement:
 
 
 def _check(data: Mapping[str, Any]) -> None:
-    """Refuses numbers below those that the described mechanisms give; a mixture of kinds is taken as it says."""
+    """Refuses numbers below those that the described mechanisms give, and a sentence that says otherwise than they.
+
+    A mixture of kinds is taken as it says, and so are numbers that no mechanisms were composed to, whose rho is null.
+    """
     histories = [data["mechanisms"], *data.get("alternatives", [])]
+    if any(not one for one in histories) and (data["rho"] is not None or len(histories) > 1):
+        raise ValueError("it states numbers that no mechanism gives")
     kinds = {m["kind"] for one in histories for m in one}
-    if data["epsilon"] is None or not kinds:
+    if data["epsilon"] is None:
+        if kinds:
+            raise ValueError("its mechanisms give an epsilon, and it says none")
+        if data["sentence"] != no_guarantee_sentence(data["unit"], data["not_covered"]):
+            raise ValueError("its sentence is not the one for no guarantee")
+        return
+    _check_numbers(data, histories, kinds)
+    if data["epsilon_printed"] != round_up(float(data["epsilon"])):
+        raise ValueError(f"epsilon {data['epsilon']} is printed as {data['epsilon_printed']}")
+    _check_sentence(data)
+
+
+def _check_numbers(data: Mapping[str, Any], histories: Sequence[Sequence[Any]], kinds: set[str]) -> None:
+    """Refuses numbers below those that the mechanisms give, where these are of one sort."""
+    if not kinds or ("PureDP" in kinds and len(kinds) > 1):
         return
     delta = data["delta"] - data.get("approximation", 0.0)
     if kinds == {"PureDP"}:
         found = largest([[_pure(m, data) for m in one] for one in histories], delta=delta)
-        least = {"epsilon": found.epsilon, "rho": found.rho}
-    elif "PureDP" in kinds:
-        return
+        given = {"epsilon": found.epsilon, "rho": found.rho}
     else:
         rho = math.fsum(float(m["rho"]) for m in data["mechanisms"])
-        least = {"rho": rho, "epsilon": conversions.epsilon_from_rho(rho, delta=delta, known="gaussian")}
-    for name, value in least.items():
-        # Another version may compose a little less tightly: only what says too little is wrong.
-        if not float(data[name]) >= value * (1 - 1e-6):
+        given = {"rho": rho, "epsilon": conversions.epsilon_from_rho(rho, delta=delta, known="gaussian")}
+    for name, value in given.items():
+        # Another version may compose a little less tightly: only what says too little is wrong, or what is not theirs.
+        if not float(data[name]) >= value * (1 - 1e-6) or (value == 0 and float(data[name]) > 0):
             raise ValueError(f"it says {name} {data[name]}, and its mechanisms give {value:g}")
-    if data["epsilon_printed"] != round_up(float(data["epsilon"])):
-        raise ValueError(f"epsilon {data['epsilon']} is printed as {data['epsilon_printed']}")
+
+
+def _check_sentence(data: Mapping[str, Any]) -> None:
+    """Refuses a sentence of other numbers, or one that is of a simulation where the statement is not."""
+    said = data["sentence"]
+    if data["mechanisms"]:
+        right = sentence_of(data)
+        more = f"{right.removesuffix('.')}; the guarantee does not cover "
+        if said != right and not said.startswith(more):
+            raise ValueError(f"its sentence is not that of its numbers, which is: {right}")
+        return
+    numbers = f"Each {data['unit']} has ({data['epsilon_printed']}, {data['delta']:g})-differential privacy "
+    simulation = bool(data["simulation"])
+    if said.startswith("Simulation") != simulation or numbers not in said:
+        raise ValueError("its sentence is not that of its numbers")
 
 
 def _pure(mechanism: Mapping[str, Any], data: Mapping[str, Any]) -> PureDP:

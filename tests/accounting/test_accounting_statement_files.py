@@ -92,6 +92,55 @@ def test_a_statement_that_says_too_little_or_is_none_is_one_line(capsys, tmp_pat
     assert not out
 
 
+BY_BITS = accounting.statement(ONE, delta=1e-20, approximation=1e-20)
+SIMULATED = stated(simulation=True)
+GAUSSIAN = accounting.statement(
+    accounting.TreeAggregation(noise_multiplier=3.0, num_rounds=9, min_separation=3, adjacency="zero-out"),
+    delta=1e-6,
+    exceptions=["the vocabulary"],
+)
+NOTHING = accounting.no_guarantee(unit="sentence", reasons=["nothing is noised"])
+
+
+@pytest.mark.parametrize("said", [stated(), BY_BITS, SIMULATED, GAUSSIAN, NOTHING])
+def test_every_kind_of_statement_is_read_as_it_was_written(tmp_path, said):
+    (tmp_path / "s.json").write_text(said.json())
+    assert accounting.report(tmp_path / "s.json").data == said.data
+
+
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        (stated(), {"sentence": stated().sentence.replace("differential", "differential ")}),
+        (BY_BITS, {"sentence": BY_BITS.sentence.replace("(10.0000, ", "(1.0000, ")}),
+        (GAUSSIAN, {"sentence": GAUSSIAN.sentence.replace("1e-06", "1e-09")}),
+        (GAUSSIAN, {"sentence": GAUSSIAN.sentence.replace(GAUSSIAN.data["epsilon_printed"], "0.1000")}),
+        (SIMULATED, {"simulation": False}),
+        (stated(), {"simulation": True}),
+        (stated(), {"mechanisms": []}),
+        (stated(), {"mechanisms": [], "alternatives": []}),
+        (stated(), {"mechanisms": [], "rho": None}),
+        (stated(), {"alternatives": [[]]}),
+        (BY_BITS, {"mechanisms": [{**BY_BITS.data["mechanisms"][0], "releases": 0}]}),
+        (stated(), {"epsilon": None}),
+        (GAUSSIAN, {"epsilon": None, "mechanisms": []}),
+        (GAUSSIAN, {"epsilon": None, "rho": None, "mechanisms": []}),
+        (NOTHING, {"sentence": GAUSSIAN.sentence}),
+        (BY_BITS, {"delta": 0.0, "approximation": 0.0}),
+        (BY_BITS, {"delta": float("nan")}),
+        (BY_BITS, {"rho": float("nan")}),
+        (BY_BITS, {"epsilon": float("nan"), "epsilon_printed": "nan"}),
+    ],
+)
+def test_an_edited_statement_is_refused(capsys, tmp_path, said, change):
+    (tmp_path / "s.json").write_text(json.dumps({**said.data, **change}))
+    assert cli.main(["report", str(tmp_path / "s.json")]) == 2
+    out, err = capsys.readouterr()
+    assert "damaged or was changed" in err
+    assert len(err.splitlines()) == 1
+    assert not out
+
+
 def test_what_only_a_run_can_support_is_refused_for_a_statement(capsys, tmp_path):
     (tmp_path / "s.json").write_text(stated().json())
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
