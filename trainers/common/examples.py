@@ -20,12 +20,12 @@ _SKIPPED_SHOWN = 5
 
 
 class Fields(NamedTuple):
-    """Where a record keeps what. `client` and `hour` are None where text has no clients."""
+    """Where a record keeps what. `client` and `hour` are None where text has no clients, `skip_bad` as below."""
 
     text: str
     client: str | None
     hour: str | None
-    skip_bad: bool
+    skip_bad: bool | None
 
     @property
     def may_have_tokens(self) -> bool:
@@ -207,10 +207,13 @@ def fields_of(row: Row) -> dict[str, Any]:
     return row.fields
 
 
-def skip_or_stop(source: PathLike, where: str, problem: str, skip_bad: bool, report: ReadReport) -> None:
-    """Counts a bad record, or stops with an error that names it."""
+def skip_or_stop(
+    source: PathLike, where: str, problem: str, skip_bad: bool | None, report: ReadReport
+) -> None:
+    """Counts a bad record, or stops with an error that names it; `skip_bad` is None where no option is for it."""
     if not skip_bad:
-        raise InputError(f"{source}, {where}: {problem}; mend it, or leave bad records out with --skip-bad")
+        advice = "mend it" if skip_bad is None else "mend it, or leave bad records out with --skip-bad"
+        raise InputError(f"{source}, {where}: {problem}; {advice}")
     report.skipped_records += 1
     if len(report.skipped_reasons) < _SKIPPED_SHOWN:
         report.skipped_reasons.append(f"{where}: {problem}")

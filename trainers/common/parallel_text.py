@@ -40,7 +40,7 @@ def read_pairs(
     sub: Sequence[str] | None = None,
     sub_field: str = "sub",
     split: str | None = None,
-    skip_bad: bool = False,
+    skip_bad: bool | None = None,
     may_be_empty: bool = False,
 ) -> tuple[list[Pair], PairReport]:
     """Reads pairs, cleaned (`pairs.clean`), in the order of the file; blank and endless ones are counted.
@@ -51,7 +51,7 @@ def read_pairs(
         (corpus); or a Hugging Face data set's name.
       source_field, target_field: the fields' names; for .tmx and line-aligned files, the languages.
       sub: keep only records whose `sub_field` is one of these.
-      split: as in `readers.read_clients`.
+      split, skip_bad: as in `readers.read_clients`.
       may_be_empty: a source without a usable pair is no error.
 
     Raises:
@@ -159,7 +159,7 @@ def _raw_pairs(
     right: str,
     sub_field: str,
     split: str | None,
-    skip_bad: bool,
+    skip_bad: bool | None,
     report: PairReport,
 ) -> Iterator[tuple[str, str, str]]:
     kind = tables.file_kind(source)
@@ -180,7 +180,7 @@ def _records(
     right: str,
     sub_field: str,
     split: str | None,
-    skip_bad: bool,
+    skip_bad: bool | None,
     report: PairReport,
 ) -> Iterator[tuple[str, str, str]]:
     met = ReadReport()

@@ -80,7 +80,7 @@ def read_clients(
     split: str | None = None,
     max_examples_per_client: int = MAX_EXAMPLES_PER_CLIENT,
     max_tokens_per_example: int = MAX_TOKENS_PER_EXAMPLE,
-    skip_bad: bool = False,
+    skip_bad: bool | None = None,
 ) -> ClientData:
     """Reads client data; the order of clients is that of their first record.
 
@@ -89,7 +89,8 @@ def read_clients(
       split: "train", "validation" or "test": rows of a `split` column with that value (val and valid mean
         validation), else the file beside a `train` file; None takes every row.
       max_examples_per_client: later examples of a client are left out, and counted in the report.
-      skip_bad: leave bad records out and count them, rather than stop at the first.
+      skip_bad: leave bad records out and count them, rather than stop at the first; None where the user has no
+        option for it, so that none is advised.
 
     Raises:
       InputError: one line that names the file, the line or row, and what to do.
@@ -134,7 +135,7 @@ def read_texts(
     text_field: str = "text",
     split: str | None = None,
     max_tokens_per_example: int = MAX_TOKENS_PER_EXAMPLE,
-    skip_bad: bool = False,
+    skip_bad: bool | None = None,
 ) -> Texts:
     """Reads public text, which has no clients: every record is one example, or a list of them.
 
@@ -159,7 +160,7 @@ def read_records(
     *,
     optional: Sequence[str] = (),
     split: str | None = None,
-    skip_bad: bool = False,
+    skip_bad: bool | None = None,
 ) -> tuple[list[dict[str, Any]], ReadReport]:
     """Reads whole records with at least these fields (documents with labels, sentence pairs) as dicts.
 

@@ -231,7 +231,8 @@ def test_bad_records_are_named_or_skipped(tmp_path, line, says):
     message = refusal(path)
     assert f"{path}, line 2" in message
     assert says in message
-    assert "--skip-bad" in message
+    assert message.endswith("; mend it")  # this caller has no option to leave it out
+    assert "--skip-bad" in refusal(path, skip_bad=False)
     data = readers.read_clients(path, skip_bad=True)
     assert everything(data) == {"ok": [["fine"], ["fine"]]}
     assert data.report.skipped_records == 1
