@@ -8,12 +8,15 @@ Vectors tell much of a text, which may be private: only the owner reads them.
 import hashlib
 import os
 import pathlib
+import sys
 import uuid
 from collections.abc import Sequence
 
 import numpy as np
 
 from trainers.common import files
+
+_KEY = 16  # bytes of a text's digest
 
 
 class VectorCache:
@@ -31,9 +34,28 @@ class VectorCache:
             name = path.name.removesuffix(".keys.npy")
             if name in self._seen:
                 continue
-            keys = np.load(path)
+            try:
+                keys = np.load(path)
+                vectors = np.load(self._vectors(name), mmap_mode="r")
+                if keys.shape != (len(vectors), _KEY) or keys.dtype != np.uint8:
+                    raise ValueError(f"{len(vectors)} vectors have keys {keys.dtype} {keys.shape}")
+                if vectors.shape[1:] != (self._dim,) or vectors.dtype != np.float32:
+                    raise ValueError(f"vectors are {vectors.dtype} {vectors.shape}")
+            except (ValueError, OSError, EOFError) as error:
+                self._drop(name, error)
+                continue
             self._index.update({key.tobytes(): (name, row) for row, key in enumerate(keys)})
             self._seen.add(name)
+
+    def _vectors(self, name: str) -> pathlib.Path:
+        return self._folder / f"{name}.vectors.npy"
+
+    def _drop(self, name: str, error: Exception) -> None:
+        """Removes a damaged shard: what it held is encoded again."""
+        shown = str(error) or type(error).__name__
+        print(f"cache {self._folder}: shard {name} is damaged and was removed ({shown})", file=sys.stderr)
+        for path in (self._folder / f"{name}.keys.npy", self._vectors(name)):
+            path.unlink(missing_ok=True)
 
     def get(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """Vectors of the texts that are stored."""
@@ -45,7 +67,7 @@ class VectorCache:
                 places.setdefault(place[0], []).append((place[1], text))
         found: dict[str, np.ndarray] = {}
         for name, rows in places.items():
-            vectors = np.load(self._folder / f"{name}.vectors.npy", mmap_mode="r")
+            vectors = np.load(self._vectors(name), mmap_mode="r")
             values = vectors[[row for row, _ in rows]]
             found.update({text: values[i] for i, (_, text) in enumerate(rows)})
         return found
@@ -55,12 +77,12 @@ class VectorCache:
         if not texts:
             return
         name = f"{os.getpid():x}-{uuid.uuid4().hex[:12]}"
-        keys = np.frombuffer(b"".join(_digest(t) for t in texts), np.uint8).reshape(len(texts), 16)
-        with files.atomic_write(self._folder / f"{name}.vectors.npy", "wb", permissions=0o600) as file:
+        keys = np.frombuffer(b"".join(_digest(t) for t in texts), np.uint8).reshape(len(texts), _KEY)
+        with files.atomic_write(self._vectors(name), "wb", permissions=0o600) as file:
             np.save(file, vectors.astype(np.float32, copy=False))
         with files.atomic_write(self._folder / f"{name}.keys.npy", "wb", permissions=0o600) as file:
             np.save(file, keys)
 
 
 def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:_KEY]

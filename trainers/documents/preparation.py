@@ -1,6 +1,7 @@
 """The beginning that fit and evaluate share: run folder, encoder, documents as vectors."""
 
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import accounting
 from jaxpriv import keys
 from trainers.common import entropy, files, manifest, run_dir, wheels
 from trainers.common.errors import InputError
+from trainers.common.wording import counted
 from trainers.documents import data
 from trainers.documents.config import LEAST_EPSILON, METHODS, PRESETS, Config
 from trainers.documents.encoder import SentenceEncoder
@@ -136,7 +138,22 @@ def encode(config: Config, started: Started) -> dict[str, data.Encoded]:
     facts["documents"] = {part: len(x.ids) for part, x in encoded.items()}
     facts["sentences"] = {part: int(x.counts.sum()) for part, x in encoded.items()}
     facts["classes"] = classes
+    _warn_of_little(encoded["validation"])
     return encoded
+
+
+_LEAST_VALIDATION = 20  # documents: of fewer, which variant is best is chance
+
+
+def _warn_of_little(validation: data.Encoded) -> None:
+    """One line where validation documents can hardly tell which variants are good."""
+    telling = int(np.sum((validation.labels >= 0) & (validation.counts > 0)))
+    if telling < _LEAST_VALIDATION:
+        print(
+            f"jaxpriv documents: {telling} of {counted(len(validation.ids), 'validation document')} with a sentence "
+            "and a label that training documents have: too few to choose variants by; give more",
+            file=sys.stderr,
+        )
 
 
 def first_of_each_label(documents: data.Documents, most: int) -> data.Documents:

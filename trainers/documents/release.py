@@ -58,6 +58,10 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
     method = methods.build(
         dataclasses.replace(fitted.config, methods=(name,)), fitted.public, fitted.train, fitted.validation
     )[name]
+    if unknown := {chosen.overall, *chosen.by_length} - {*method.variants}:
+        raise InputError(
+            f"fitted folder {folder} is damaged ({name} has no variant {min(unknown)!r}); fit again"
+        )
     method.check(config.epsilon, encoded, "--epsilon")
     with ledgers.opened(place, fitted.config.splitter) as ledger:
         whose = list(zip(documents.ids, documents.texts))
@@ -193,12 +197,12 @@ def state(
     """
     histories = _largest([_history(entries) for entries in after])
     approximation = max(map(_approximation, histories))
-    exact_only = 2 * approximation >= 1
+    distance = max(map(_draws, histories)) * _RESIDUAL
+    exact_only = approximation > _MOST_DELTA
     if exact_only:
         approximation = 0.0
-    found = [
-        accounting.compose(_mechanisms(history), delta=approximation) for history in histories
-    ]  # at the half of delta that is left
+    # Pure: a delta that only 128 bits make is no reason to state a smaller epsilon.
+    found = [accounting.compose(_mechanisms(history), delta=0.0) for history in histories]
     first = max(range(len(found)), key=lambda i: found[i].epsilon)
     other = max(range(len(found)), key=lambda i: found[i].rho)
     longest = int(encoded.counts.max(initial=0))
@@ -225,8 +229,9 @@ def state(
         assumptions.append("assumes real arithmetic: float32 noise leaves gaps between its values")
     if exact_only:
         assumptions.append(
-            "the guarantee is of the exact law: at this epsilon no delta below 1 covers the distance, below 2^-100, "
-            "between it and what 128 random bits draw"
+            "the guarantee is of the exact law: what 128 random bits a choice draw is within "
+            f"{accounting.round_up(distance)} of it in total variation, for which a delta of {_MOST_DELTA:g} does not "
+            "make up at this epsilon"
         )
     elif approximation:
         notes.append(
@@ -235,8 +240,7 @@ def state(
     return accounting.statement(
         _mechanisms(histories[first]),
         alternatives=[_mechanisms(histories[other])] if found[other].rho > found[first].rho else [],
-        # As much again for what composing may spend.
-        delta=2 * approximation,
+        delta=approximation,
         approximation=approximation,
         simulation=any(e.insecure for entries in after for e in entries),
         assumptions=tuple(assumptions),
@@ -290,10 +294,16 @@ def _mechanisms(history: _History) -> list[accounting.PureDP]:
 _RESIDUAL = selection.residual(2**16 - 1, max_score=2**16)
 
 
+_MOST_DELTA = 1e-6  # beyond, it says less than how near the drawn law is to the exact one
+
+
+def _draws(history: _History) -> int:
+    return sum(n for (_, sampler), n in history.items() if sampler)
+
+
 def _approximation(history: _History) -> float:
     """The delta that 128-bit draws cost: both neighbours' laws are off by the distance, one times e^epsilon."""
-    drawn = sum(n for (_, sampler), n in history.items() if sampler)
-    return drawn * _RESIDUAL * (1 + math.exp(min(_total(history), 700.0)))
+    return _draws(history) * _RESIDUAL * (1 + math.exp(min(_total(history), 700.0)))
 
 
 def write(

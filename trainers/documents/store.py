@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import zipfile
 import zlib
@@ -16,15 +17,22 @@ from trainers.common import files, run_dir
 from trainers.common.errors import InputError
 from trainers.documents import networks
 from trainers.documents.choices import GROUPS, Choice, group_name
-from trainers.documents.config import Config
+from trainers.documents.config import METHODS, Config
 from trainers.documents.data import Encoded
 from trainers.documents.public import VOTE_EPSILONS, Public
 
 _GROUPS = tuple(group_name(i) for i in range(len(GROUPS)))
+_ARRAYS = ("public.npz", "documents.npz")
 _NETWORKS = ("classifier", "recoded_classifier")
-_FORMAT = 3
+_FORMAT = 4
 # All that a fit leaves: nothing else may be written over it.
-FILES = ("fit.json", "public.npz", "documents.npz", "manifest.json", "config.json", "metrics.jsonl")
+FILES = ("fit.json", *_ARRAYS, "manifest.json", "config.json", "metrics.jsonl")
+
+
+_DAMAGE = (
+    *(AttributeError, KeyError, TypeError, ValueError, RecursionError, OSError, EOFError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 class Fitted(NamedTuple):
@@ -78,6 +86,7 @@ def save(folder: pathlib.Path, fitted: Fitted) -> None:
         "choices": plain(fitted.choices),
         "validation_macro_f1": fitted.scores,
         "encoder": fitted.encoder,
+        "digests": {name: files.digest(folder / name) for name in _ARRAYS},
     }
     with files.atomic_write(folder / "fit.json") as file:
         json.dump(record, file, indent=2)
@@ -118,6 +127,9 @@ def load(folder: pathlib.Path) -> Fitted:
             k: tuple(v) if isinstance(v, list) else v for k, v in record["config"].items()
         }
         config = Config(**settings)
+        for name in _ARRAYS:
+            if files.digest(folder / name) != record["digests"][name]:
+                raise ValueError(f"{name} is not the one that fit.json was written with")
         with np.load(folder / "public.npz") as arrays:
             public = _public(dict(arrays))
         with np.load(folder / "documents.npz") as arrays:
@@ -128,11 +140,30 @@ def load(folder: pathlib.Path) -> Fitted:
             name: {e: Choice(c["overall"], tuple(c["by_length"][n] for n in _GROUPS)) for e, c in row.items()}
             for name, row in record["choices"].items()
         }
+        scores: dict[str, dict[str, float]] = record["validation_macro_f1"]
+        _check(chosen, scores)
+        encoder = str(record["encoder"])
     except InputError:
         raise
-    except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGE as error:
         raise InputError(f"fitted folder {folder} is damaged ({error}); fit again") from error
-    return Fitted(config, public, train, validation, chosen, record["validation_macro_f1"], record["encoder"])
+    return Fitted(config, public, train, validation, chosen, scores, encoder)
+
+
+def _check(chosen: Mapping[str, Mapping[str, Choice]], scores: Mapping[str, Mapping[str, float]]) -> None:
+    """Refuses choices of no known method, or that are not of the same epsilons, each with its score."""
+    epsilons = next(iter(chosen.values()), {}).keys()
+    for name, row in chosen.items():
+        if name not in METHODS or name in (METHODS[0], "word_mdp"):
+            raise ValueError(f"{name!r} in its choices is no method that releases")
+        if not all(isinstance(variant, str) for c in row.values() for variant in (c.overall, *c.by_length)):
+            raise ValueError(f"its choices for {name} are no variants")
+        if not row or row.keys() != epsilons or not all(0 < float(e) < math.inf for e in row):
+            raise ValueError(f"its choices for {name} have the epsilons {', '.join(row) or 'none'}")
+        if scores[name].keys() != epsilons or not all(
+            isinstance(x, (int, float)) for x in scores[name].values()
+        ):
+            raise ValueError(f"its validation_macro_f1 of {name} is not that of its choices")
 
 
 def _public(arrays: dict[str, np.ndarray]) -> Public:

@@ -11,7 +11,7 @@ import pytest
 from tests.trainers.documents.conftest import SMALL
 from trainers import cli
 from trainers.common.errors import InputError
-from trainers.documents import choices, data, fit, methods, store
+from trainers.documents import choices, data, fit, methods, preparation, store
 from trainers.documents.config import Config, named
 
 
@@ -76,17 +76,58 @@ def test_texts_of_a_fitted_folder_take_their_own_length(fitted, tmp_path):
     assert (tmp_path / "documents.npz").stat().st_size < 3 * (fitted / "documents.npz").stat().st_size + 2e6
 
 
-@pytest.mark.parametrize("damage", ["format", "truncated", "not json", "a list"])
+def _method(record, change):
+    change(record["choices"]["bounded_sum"], record["validation_macro_f1"]["bounded_sum"])
+    return record
+
+
+DAMAGES = {
+    "not json": "{",
+    "a list": [],
+    "format": lambda r: {**r, "format": 2},
+    "no choices of a method": lambda r: _method(r, lambda c, _: c.clear()),
+    "other epsilons": lambda r: _method(r, lambda c, _: c.update({"7": c["10"]})),
+    "an epsilon that is none": lambda r: {
+        **r,
+        "choices": {"low_rank": {"x": r["choices"]["low_rank"]["10"]}},
+    },
+    "no score": lambda r: _method(r, lambda _, s: s.clear()),
+    "no score of a method": lambda r: {**r, "validation_macro_f1": {}},
+    "a score that is none": lambda r: _method(r, lambda _, s: s.update({"10": None})),
+    "unknown method": lambda r: {**r, "choices": {"word_mdp": r["choices"]["low_rank"]}},
+    "choices that are a list": lambda r: {**r, "choices": []},
+    "a variant that is none": lambda r: _method(r, lambda c, _: c["10"].update({"overall": 3})),
+    "unknown setting": lambda r: {**r, "config": {**r["config"], "new": 1}},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_fitted_folder_of_another_version_or_damaged_is_one_line(fitted, tmp_path, damage):
     folder = shutil.copytree(fitted, tmp_path / "fit")
-    record = json.loads((folder / "fit.json").read_text())
-    if damage == "format":
-        (folder / "fit.json").write_text(json.dumps({**record, "format": 2}))
-    elif damage == "truncated":
-        whole = (folder / "documents.npz").read_bytes()
-        (folder / "documents.npz").write_bytes(whole[: len(whole) // 2])
+    change = DAMAGES[damage]
+    record = change(json.loads((folder / "fit.json").read_text())) if callable(change) else change
+    (folder / "fit.json").write_text(record if isinstance(record, str) else json.dumps(record))
+    with pytest.raises(InputError, match="fit again") as caught:
+        store.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["public.npz", "documents.npz"])
+@pytest.mark.parametrize("damage", ["truncated", "absent", "of another fit"])
+def test_arrays_are_those_that_the_fit_was_written_with(fitted, tmp_path, name, damage):
+    folder = shutil.copytree(fitted, tmp_path / "fit")
+    if damage == "truncated":
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[: len(whole) // 2])
+    elif damage == "absent":
+        (folder / name).unlink()
     else:
-        (folder / "fit.json").write_text("{" if damage == "not json" else "[]")
+        found = store.load(fitted)
+        train = found.train._replace(ids=[*found.train.ids[1:], "other"])
+        public = dataclasses.replace(found.public, centre=found.public.centre + 1)
+        (tmp_path / "other").mkdir()
+        store.save(tmp_path / "other", found._replace(train=train, public=public))
+        shutil.copy(tmp_path / "other" / name, folder / name)
     with pytest.raises(InputError, match="fit again"):
         store.load(folder)
 
@@ -140,6 +181,21 @@ def test_a_run_that_began_with_other_data_is_not_gone_on_with(
     status, _, err = run(capsys, "fit", *SMALL, *arguments, "--seed", 3)
     assert status == 2
     assert "began with other settings: seed was 0, now it is 3" in err
+
+
+@pytest.mark.parametrize(
+    ("size", "labels", "counts", "warned"),
+    [(60, 0, 2, False), (60, -1, 2, True), (60, 0, 0, True), (3, 0, 2, True)],
+)
+def test_validation_documents_that_tell_nothing_are_said_in_one_line(capsys, size, labels, counts, warned):
+    documents = data.Encoded(
+        ["a"] * size, [""] * size, np.full(size, labels), ("c",), np.zeros((size * counts, 1)),
+        np.arange(size + 1) * counts,
+    )  # fmt: skip
+    preparation._warn_of_little(documents)
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == warned
+    assert ("too few to choose variants" in said) == warned
 
 
 def test_fit_ends_with_its_table_and_what_a_release_will_guarantee():

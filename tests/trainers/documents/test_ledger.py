@@ -104,7 +104,24 @@ def test_a_linked_ledger_is_written_where_the_link_leads(tmp_path):
     assert spent(ledger.Ledger(real), "a", "one") == [(1.0, "m")]
 
 
-@pytest.mark.parametrize("text", ["[]", '{"salt": "00", "spent": []}', "{"])
+def rows(*entries):
+    return json.dumps({"salt": "00" * 32, "spent": {"name": list(entries)}})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[]", "{", "null", "[" * 100_000, '{"salt": "00", "spent": {}}', '{"salt": "", "spent": {}}'),
+        *(
+            json.dumps({"salt": "00" * 32, "spent": spent})
+            for spent in ([], None, {"name": 3}, {"name": [3]})
+        ),
+        *(rows([epsilon, "m"]) for epsilon in (-1.0, 0, math.nan, math.inf, True, None, "1")),
+        *(rows(["a", "b"]), rows([1.0]), rows([1.0, "m", "", False, "t", 6]), rows("ab")),
+        *(rows([1.0, 2]), rows([1.0, "m", 3]), rows([1.0, "m", "", "no"]), rows([1.0, "m", "", False, 7])),
+        rows([1.0, "m", "", False, "t"], [2.0, "m", "", False, "t"]),
+    ],
+)
 def test_a_damaged_ledger_is_refused(tmp_path, text):
     (tmp_path / "ledger.json").write_text(text)
     with pytest.raises(InputError, match="damaged"):
@@ -234,13 +251,48 @@ def test_an_earlier_release_from_a_public_seed_is_no_guarantee():
 def test_delta_grows_with_e_to_the_epsilon():
     small, large = (stated([Entry(e, "m", "exponential")])["delta"] for e in (1.0, 30.0))
     assert large / small == pytest.approx((1 + np.exp(30)) / (1 + np.exp(1)))
-    assert stated([Entry(300.0, "m", "exponential")])["delta"] == 0
+    for epsilon in (300.0, 1e6):
+        beyond = stated([Entry(epsilon, "m", "exponential")])
+        assert (beyond["epsilon"], beyond["delta"]) == (epsilon, 0)
+        assert any("exact law" in a and "total variation" in a for a in beyond["assumptions"])
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 10.0])
+def test_more_releases_never_have_a_smaller_epsilon_nor_a_delta_that_is_no_privacy(epsilon):
+    found = [stated([Entry(epsilon, "m", FLIP)] * n) for n in (1, 2, 7, 50, 69, 70, 73, 80, 200)]
+    assert [one["epsilon"] for one in found] == pytest.approx(
+        [epsilon * n for n in (1, 2, 7, 50, 69, 70, 73, 80, 200)]
+    )
+    assert all(one["delta"] <= 1e-6 for one in found)
 
 
 def test_only_depth_draws_uniformly_for_one_sentence():
     entries = [Entry(5.0, "m", "exponential")]
     for utility, said in (("strict_depth", True), ("bounded_sum", False)):
         assert any("uniformly" in n for n in stated(entries, utility=utility)["notes"]) == said
+
+
+@pytest.mark.parametrize("which", ["keys", "vectors"])
+@pytest.mark.parametrize("damage", ["empty", "truncated", "other", "absent"])
+def test_a_damaged_shard_is_dropped_with_one_line_and_its_texts_encoded_again(
+    capsys, tmp_path, which, damage
+):
+    cache.VectorCache(tmp_path, 2).put(["a", "b"], np.ones((2, 2), np.float32))
+    (file,) = tmp_path.glob(f"*.{which}.npy")
+    if damage == "absent":
+        file.unlink()
+    elif damage == "other":
+        with open(file, "wb") as out:
+            np.save(out, np.ones((2, 3), np.float32))
+    else:
+        file.write_bytes(file.read_bytes()[: -3 if damage == "truncated" else 0])
+    store = cache.VectorCache(tmp_path, 2)
+    assert not store.get(["a", "b"])
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == (0 if (which, damage) == ("keys", "absent") else 1)
+    store.put(["a"], np.full((1, 2), 3, np.float32))
+    assert (store.get(["a", "b"])["a"] == 3).all()
+    assert not capsys.readouterr().err
 
 
 def test_cached_vectors_are_for_their_owner_only(tmp_path):

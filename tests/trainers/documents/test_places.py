@@ -1,10 +1,15 @@
 """A release writes over nothing of its user's, and spends nothing where it cannot write."""
 
 import json
+import shutil
+import threading
 
 import pytest
 
 from tests.trainers.documents.test_commands import run
+from trainers.common import statements
+from trainers.documents import ledger
+from trainers.documents import release as command
 
 TEXT = "The ship was in the harbour. The captain."
 
@@ -119,6 +124,58 @@ def test_the_same_sentences_twice_in_one_call_are_a_repeat(release, tmp_path):
     assert not (tmp_path / "o.parquet").exists()
     status, result = release(**{"allow-repeats": True})
     assert (status, result["guarantee"]["epsilon"]) == (0, 20)
+
+
+def test_a_variant_that_the_method_lacks_is_one_line(release, fitted, tmp_path):
+    folder = shutil.copytree(fitted, tmp_path / "fit")
+    record = json.loads((folder / "fit.json").read_text())
+    record["choices"]["bounded_sum"]["10"]["overall"] = "magic"
+    (folder / "fit.json").write_text(json.dumps(record))
+    status, err = release(**{"run-dir": folder})
+    assert status == 2
+    assert "no variant 'magic'" in err
+    assert not (tmp_path / "ledger.json").exists()
+
+
+def test_documents_advise_no_option_that_they_lack(release, tmp_path):
+    (tmp_path / "private.jsonl").write_text('{"text": 3')
+    status, err = release()
+    assert status == 2
+    assert "--skip-bad" not in err
+
+
+@pytest.mark.parametrize("stop", ["statement", "output"])
+def test_a_release_that_is_stopped_has_been_paid_for_and_stated_first(release, tmp_path, monkeypatch, stop):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((statements, "write") if stop == "statement" else (command, "write")), killed)
+    assert release()[0] == 130
+    monkeypatch.undo()
+    assert (tmp_path / "o.parquet.privacy.json").exists() == (stop == "output")
+    assert not (tmp_path / "o.parquet").exists()
+    status, err = release()
+    assert (status, "released before" in err) == (2, True)
+
+
+def test_a_second_release_waits_for_the_ledger_and_sees_the_first(tmp_path):
+    path, entered = tmp_path / "ledger.json", threading.Event()
+
+    def second():
+        with ledger.opened(path) as book:
+            entered.set()
+            book.add("b", "Two.", ledger.Entry(2.0, "m"))
+            book.write()
+
+    thread = threading.Thread(target=second)
+    with ledger.opened(path) as book:
+        thread.start()
+        assert not entered.wait(0.3)
+        book.add("a", "One.", ledger.Entry(1.0, "m"))
+        book.write()
+    thread.join(10)
+    read = ledger.Ledger(path)
+    assert [e.epsilon for e in (*read.spent("a", "One."), *read.spent("b", "Two."))] == [1.0, 2.0]
 
 
 def test_folders_are_read_whole(release, tmp_path):
