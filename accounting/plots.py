@@ -63,7 +63,7 @@ def guarantee(run: TreeAggregation | MatrixMechanism, *, delta: float) -> Figure
 def separation_panel(axes: Any, run: TreeAggregation | MatrixMechanism, points: int = 40) -> None:
     """Draws rho against MinS, as many participations as each separation allows, and marks the run."""
     n = max(run.num_rounds, 1)
-    separations = np.unique(np.geomspace(max(n // 64, 1), n, points).astype(int))
+    separations = np.unique(np.append(np.geomspace(max(n // 64, 1), n, points).astype(int), run.separation))
     rhos = [
         guarantees.rho(
             dataclasses.replace(run, min_separation=int(b), rounds_between=None, max_participations=None)

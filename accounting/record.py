@@ -360,7 +360,9 @@ def _load(path: pathlib.Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; give the folder of a run") from None
+        raise ValueError(
+            f"{path}: no such file; give the folder of a run, or a released file with its statement"
+        ) from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
@@ -380,7 +382,9 @@ def read_participation(run_dir: str | os.PathLike[str]) -> Participation:
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; give the folder of a run") from None
+        raise ValueError(
+            f"{path}: no such file; give the folder of a run, or a released file with its statement"
+        ) from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     last = len(lines)

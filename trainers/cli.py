@@ -26,6 +26,12 @@ def usage() -> str:
     return "\n\n".join(lines)
 
 
+def resumes(argv: list[str]) -> bool:
+    """Whether this command can be interrupted and continued."""
+    kept = {"keyboard": ("train",), "documents": ("fit", "evaluate"), "translation": ("train",)}
+    return argv[1:2] != [] and argv[1] in kept.get(argv[0], ())
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; bad input ends with one line on standard error and status 2."""
     argv = sys.argv[1:] if argv is None else argv
@@ -56,7 +62,8 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
     except KeyboardInterrupt:
-        print(f"jaxpriv {argv[0]}: interrupted", file=sys.stderr)
+        run = "; what was done is kept: the same command with --resume goes on" if resumes(argv) else ""
+        print(f"jaxpriv {argv[0]}: interrupted{run}", file=sys.stderr)
         return 130
 
 

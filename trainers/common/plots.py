@@ -46,6 +46,8 @@ def curves(
         axis.axhline(level, color=color, linestyle=("--", ":", "-.")[i % 3], linewidth=1.1, label=label)
     axis.set_xlabel(xlabel)
     axis.set_ylabel(ylabel)
+    if not log_x and series and all(float(v).is_integer() for x, _ in series.values() for v in x):
+        axis.xaxis.get_major_locator().set_params(integer=True)
     if title:
         axis.set_title(title, fontsize=10)
     if log_x:

@@ -141,10 +141,11 @@ def plain(column: pa.ChunkedArray) -> pa.Array:
 
 
 def missing_column(path: PathLike, name: str, present: Sequence[str], option: str = "") -> InputError:
-    """The error for a column that is not there."""
-    listed = ", ".join(map(str, present)) or "none"
+    """The error for a column that is not there. Names are cut short: without a header they are somebody's text."""
+    listed = ", ".join(f"{name:.20}{'...' if len(name) > 20 else ''}" for name in map(str, present)) or "none"
     return InputError(
-        f"{path} has no column {name!r}; it has: {listed}" + (f"; choose one with {option}" if option else "")
+        f"{path} has no column {name!r}; it has: {listed} (the first line of a table names its columns)"
+        + (f"; choose one with {option}" if option else "")
     )
 
 

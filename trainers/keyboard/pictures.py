@@ -59,7 +59,7 @@ def draw(
     series = {"L2 norm of the noised mean": (x, [r["update_norm"] for r in own])}
     if adapts:
         series["noised fraction within the estimate"] = (x, [r["fraction"] for r in own])
-    plots.curves(right, series, xlabel="round", ylabel="released by round")
+    plots.curves(right, series, xlabel="round", ylabel="released by round (norm, fraction)")
     plots.save(made, out / "clipping.png")
 
     _smart_compose(scores, out / "smart_compose.png")
@@ -145,6 +145,7 @@ def draw_participation(run: pathlib.Path, out: pathlib.Path) -> None:
     title = "nobody took part twice" if not len(gaps) else f"least {gaps.min()}"
     right.set(xlabel="rounds from one participation to the next", ylabel="times", title=title)
     for axis in (left, right):
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.legend(fontsize=8, frameon=False)
     plots.save(made, out / "participation.png")
 

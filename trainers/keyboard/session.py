@@ -336,7 +336,7 @@ def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
     """Draws runs beside each other and lists how each ended."""
     if not config.runs:
         raise InputError("--runs needs at least one run folder")
-    runs, rows, ngrams = {}, [], []
+    runs, rows, ngrams, data = {}, [], [], set()
     for name in config.runs:
         whole, folder, settings = model_of(name, stage_alone=True)
         saved = dataclasses.asdict(settings)
@@ -345,6 +345,7 @@ def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
             raise InputError(f"{folder} has no evaluation yet; let it run to --evaluate-every rounds first")
         if (whole / "ngram.json").exists():
             ngrams.append(json.loads((whole / "ngram.json").read_text(encoding="utf-8")))
+        data.add(json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["digests"].get("data"))
         if folder != whole:  # a run in stages has spent what all of them have
             together = reporting.report(whole).data
             scored[-1] |= {"rho": together["rho"], "epsilon": together["epsilon"]}
@@ -365,10 +366,14 @@ def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
         )
     if len(runs) < len(config.runs):
         raise InputError("two of the run folders have the same name; rename one, since names label the lines")
-    pictures.compare(runs, pathlib.Path(config.output), ngram=ngrams[0] if ngrams else None)
+    # A line of one run's clients says nothing of another's.
+    one = len(data) == 1
+    pictures.compare(runs, pathlib.Path(config.output), ngram=ngrams[0] if ngrams and one else None)
     shown = [[_cell(value) for value in row.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(rows[0], *shown, strict=True)]
     text = "\n".join("  ".join(f"{c:>{w}}" for c, w in zip(line, widths)) for line in [list(rows[0]), *shown])
+    if not one:
+        text += "\nThese runs are over different data: their scores do not rank them, and no n-gram line is drawn."
     return {"runs": rows, "picture": config.output}, f"{text}\nPicture: {config.output}"
 
 

@@ -123,6 +123,17 @@ def test_the_other_commands_take_the_folder_around_both(whole, tmp_path):
     assert drawn["runs"][0]["reached_100.1"] is None
 
 
+def test_runs_over_other_clients_are_not_ranked(whole, tmp_path):
+    runs = [whole[0].run_dir, str(shutil.copytree(whole[0].run_dir, tmp_path / "other"))]
+    compared = settings.CompareConfig(runs=tuple(runs), output=str(tmp_path / "c.png"))
+    assert "different data" not in session.compare(compared)[1]
+    place = tmp_path / "other" / "stage2" / "manifest.json"
+    manifest = json.loads(place.read_text())
+    manifest["digests"]["data"] = "0" * 64
+    place.write_text(json.dumps(manifest))
+    assert "different data" in session.compare(compared)[1]
+
+
 @pytest.mark.parametrize("killed", [("stage1", 3), ("stage2", 2)])
 def test_a_run_killed_in_either_stage_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch, killed):
     made = config(tmp_path)
