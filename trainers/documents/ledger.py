@@ -64,24 +64,27 @@ class Ledger:
                 self._salt = bytes.fromhex(record["salt"])
                 if len(self._salt) != _SALT:
                     raise ValueError(f"its salt has {len(self._salt)} bytes, not {_SALT}")
-                self._read(record["spent"])
+                self._read(record)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
                 raise InputError(
                     f"ledger {path} is damaged ({error}): restore it, since without it nobody knows what was spent"
                 ) from error
 
-    def _read(self, spent: dict[str, list[Any]]) -> None:
+    def _read(self, record: dict[str, Any]) -> None:
         """Unites names that share a release, whoever wrote them."""
         known: dict[str, tuple[str, Entry]] = {}
-        for name, rows in spent.items():
+        for names, rows in _documents(record):
+            one = self._unite(names)
             for i, row in enumerate(rows):
                 entry = _entry(row)
                 if not entry.token:  # nobody knows which releases two names share: all of them count
-                    entry = entry._replace(token=f"{name} {i}")
-                other, same = known.setdefault(entry.token, (name, entry))
+                    entry = entry._replace(token=f"{names[0]} {i}")
+                other, same = known.setdefault(entry.token, (names[0], entry))
                 if same != entry:
                     raise ValueError(f"two releases have the token {entry.token}")
-                self._unite((other, name)).releases[entry.token] = entry
+                if other != names[0]:
+                    one = self._unite((other, names[0]))
+                one.releases[entry.token] = entry
 
     def _unite(self, names: Iterable[str]) -> _Document:
         """The one document of these names from now on."""
@@ -119,14 +122,35 @@ class Ledger:
 
     def write(self) -> None:
         """Writes the whole ledger, readable by its owner only."""
-        spent = {name: list(document.releases.values()) for name, document in self._documents.items()}
-        record = {"salt": self._salt.hex(), "spent": spent}
+        documents = [
+            {"names": sorted(one.names), "releases": list(one.releases.values())}
+            for one in {id(d): d for d in self._documents.values()}.values()
+        ]
+        record = {"salt": self._salt.hex(), "documents": documents}
         with files.atomic_write(self.path, permissions=0o600) as file:
             json.dump(record, file)
             file.write("\n")
 
 
 _SALT = 32  # bytes
+
+
+def _documents(record: dict[str, Any]) -> Iterator[tuple[list[str], list[Any]]]:
+    """Names and rows of each document; ledgers of earlier versions have rows under each name apart.
+
+    Raises:
+      ValueError: they are of another form.
+    """
+    if "documents" in record:
+        found = [(one["names"], one["releases"]) for one in record["documents"]]
+    else:
+        found = [([name], rows) for name, rows in record["spent"].items()]
+    for names, rows in found:
+        if not names or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{names!r} are no names")
+        if not isinstance(rows, list):
+            raise ValueError(f"{rows!r} are no releases")
+        yield names, rows
 
 
 def _entry(row: Any) -> Entry:

@@ -73,6 +73,17 @@ def test_a_ledger_whose_names_were_not_united_is_united_when_read(tmp_path):
         assert spent(again, *document) == [(1.0, "m"), (2.0, "m"), (3.0, "m")]
 
 
+def test_a_ledger_grows_with_its_releases_and_not_with_their_square(tmp_path):
+    book, sizes = ledger.Ledger(tmp_path / "ledger.json"), []
+    for i in range(200):
+        book.add("diary", f"Day {i}.", Entry(1.0, "m"))
+        if i in (99, 199):
+            book.write()
+            sizes.append((tmp_path / "ledger.json").stat().st_size)
+    assert sizes[1] < 2.1 * sizes[0]
+    assert len(ledger.Ledger(tmp_path / "ledger.json").spent("other", "Day 3.")) == 200
+
+
 def test_texts_of_the_same_sentences_are_one_document(tmp_path):
     book = ledger.Ledger(tmp_path / "ledger.json")
     book.add("a", "One wave. Two.", Entry(1.0, "m"))
@@ -105,7 +116,12 @@ def test_a_linked_ledger_is_written_where_the_link_leads(tmp_path):
 
 
 def rows(*entries):
+    """A ledger as earlier versions wrote it."""
     return json.dumps({"salt": "00" * 32, "spent": {"name": list(entries)}})
+
+
+def documents(*those):
+    return json.dumps({"salt": "00" * 32, "documents": those})
 
 
 @pytest.mark.parametrize(
@@ -120,6 +136,9 @@ def rows(*entries):
         *(rows(["a", "b"]), rows([1.0]), rows([1.0, "m", "", False, "t", 6]), rows("ab")),
         *(rows([1.0, 2]), rows([1.0, "m", 3]), rows([1.0, "m", "", "no"]), rows([1.0, "m", "", False, 7])),
         rows([1.0, "m", "", False, "t"], [2.0, "m", "", False, "t"]),
+        *(documents({"names": names, "releases": [[1.0, "m"]]}) for names in ([], [1], "ab", None)),
+        *(documents({"names": ["a"], "releases": released}) for released in ([3], 3, None, [["a", "b"]])),
+        *(documents(3), documents({}), '{"salt": "' + "00" * 32 + '", "documents": 3}'),
     ],
 )
 def test_a_damaged_ledger_is_refused(tmp_path, text):
