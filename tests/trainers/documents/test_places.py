@@ -137,9 +137,10 @@ def test_a_variant_that_the_method_lacks_is_one_line(release, fitted, tmp_path):
 
 
 def test_documents_advise_no_option_that_they_lack(release, tmp_path):
-    (tmp_path / "private.jsonl").write_text('{"text": 3')
+    (tmp_path / "private.jsonl").write_text('{"text": "One."}\n{"text": null}\n')
     status, err = release()
     assert status == 2
+    assert "line 2" in err
     assert "--skip-bad" not in err
 
 
