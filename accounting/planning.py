@@ -28,7 +28,8 @@ def calibrate(
 
     Args:
       knob: "noise_multiplier" (the least), "num_rounds" (the most, up to 2^20; restarts beyond them are
-        dropped) or "min_separation" (the least). The mechanism's own value of it is ignored.
+        dropped) or "min_separation" (the least; with `at_separation` a longer one may cost a little more, and then
+        a lesser one may meet the target too). The mechanism's own value of it is ignored.
       delta: where epsilon is meant; also needed with a target rho, to say so in the result's statement.
       epsilon, rho: exactly one target.
       at_separation: with "min_separation", the mechanism at a separation, where its strategy is made for that;

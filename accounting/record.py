@@ -383,7 +383,7 @@ def read_participation(run_dir: str | os.PathLike[str]) -> Participation:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         raise ValueError(
-            f"{path}: no such file; give the folder of a run, or a released file with its statement"
+            f"{path}: no such file: no round has been logged; resume the run, or give another folder"
         ) from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None

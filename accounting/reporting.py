@@ -182,13 +182,27 @@ def _with_stages(folders: Sequence[PathLike], waiting: list[str]) -> list[tuple[
             found.append((folder, os.fspath(folder)))
             continue
         prefix = "" if len(folders) == 1 else f"{os.fspath(folder)}/"
+        before = ""
         for name in stages:
             inside = os.path.join(folder, name)
             if os.path.exists(os.path.join(inside, record.MECHANISM_FILE)):
+                if before:
+                    _require_finished(before, name)
+                before = inside
                 found.append((inside, prefix + name))
             else:
                 waiting.append(f"{prefix}{name} has not begun; nothing of it is stated")
     return found
+
+
+def _require_finished(stage: PathLike, following: str) -> None:
+    """Refuses a stage whose log holds fewer rounds than planned although the one after it has begun."""
+    logged, planned = record.read_participation(stage).num_rounds, record.read_mechanism(stage).num_rounds
+    if logged < planned:
+        raise ValueError(
+            f"{os.path.join(stage, record.PARTICIPATION_FILE)} holds {logged} of {planned} rounds, but {following}, "
+            "which follows it, has begun: the log has lost rounds, and a statement would leave them out"
+        )
 
 
 def _claimed(

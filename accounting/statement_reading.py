@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accounting import conversions, record
+from accounting import _checks, conversions, record
 from accounting.mechanisms import PureDP
 from accounting.statement import (
     PrivacyStatement,
@@ -92,15 +92,21 @@ def _check(data: Mapping[str, Any]) -> None:
 
 
 def _check_numbers(data: Mapping[str, Any], histories: Sequence[Sequence[Any]], kinds: set[str]) -> None:
-    """Refuses numbers below those that the mechanisms give, where these are of one sort."""
-    if not kinds or ("PureDP" in kinds and len(kinds) > 1):
+    """Refuses numbers below those that the mechanisms give; of a mixture, below those of its Gaussian part."""
+    _checks.adjacency(data["adjacency"])
+    if not kinds:
         return
     delta = data["delta"] - data.get("approximation", 0.0)
+    for m in data["mechanisms"]:
+        if "noise_multiplier" in m and "squared_sensitivity" in m:
+            least = float(m["squared_sensitivity"]) / (2 * float(m["noise_multiplier"]) ** 2)
+            if not float(m["rho"]) >= least * (1 - 1e-6):
+                raise ValueError(f"a {m['kind']} says rho {m['rho']}, and its noise gives {least:g}")
     if kinds == {"PureDP"}:
         found = largest([[_pure(m, data) for m in one] for one in histories], delta=delta)
         given = {"epsilon": found.epsilon, "rho": found.rho}
     else:
-        rho = math.fsum(float(m["rho"]) for m in data["mechanisms"])
+        rho = math.fsum(float(m["rho"]) for m in data["mechanisms"] if m["kind"] != "PureDP")
         given = {"rho": rho, "epsilon": conversions.epsilon_from_rho(rho, delta=delta, known="gaussian")}
     for name, value in given.items():
         # Another version may compose a little less tightly: only what says too little is wrong, or what is not theirs.

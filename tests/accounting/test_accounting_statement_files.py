@@ -94,15 +94,15 @@ def test_a_statement_that_says_too_little_or_is_none_is_one_line(capsys, tmp_pat
 
 BY_BITS = accounting.statement(ONE, delta=1e-20, approximation=1e-20)
 SIMULATED = stated(simulation=True)
-GAUSSIAN = accounting.statement(
-    accounting.TreeAggregation(noise_multiplier=3.0, num_rounds=9, min_separation=3, adjacency="zero-out"),
-    delta=1e-6,
-    exceptions=["the vocabulary"],
+TREE = accounting.TreeAggregation(noise_multiplier=3.0, num_rounds=9, min_separation=3, adjacency="zero-out")
+GAUSSIAN = accounting.statement(TREE, delta=1e-6, exceptions=["the vocabulary"])
+MIXED = accounting.statement(
+    [TREE, accounting.PureDP(epsilon=0.1, adjacency="zero-out", unit="device")], delta=1e-6
 )
 NOTHING = accounting.no_guarantee(unit="sentence", reasons=["nothing is noised"])
 
 
-@pytest.mark.parametrize("said", [stated(), BY_BITS, SIMULATED, GAUSSIAN, NOTHING])
+@pytest.mark.parametrize("said", [stated(), BY_BITS, SIMULATED, GAUSSIAN, MIXED, NOTHING])
 def test_every_kind_of_statement_is_read_as_it_was_written(tmp_path, said):
     (tmp_path / "s.json").write_text(said.json())
     assert accounting.report(tmp_path / "s.json").data == said.data
@@ -126,6 +126,9 @@ def test_every_kind_of_statement_is_read_as_it_was_written(tmp_path, said):
         (GAUSSIAN, {"epsilon": None, "mechanisms": []}),
         (GAUSSIAN, {"epsilon": None, "rho": None, "mechanisms": []}),
         (NOTHING, {"sentence": GAUSSIAN.sentence}),
+        (GAUSSIAN, {"adjacency": "whatever"}),
+        (GAUSSIAN, {"mechanisms": [{**GAUSSIAN.data["mechanisms"][0], "noise_multiplier": 1.0}]}),
+        (MIXED, {"epsilon": 0.1, "epsilon_printed": "0.1000"}),
         (BY_BITS, {"delta": 0.0, "approximation": 0.0}),
         (BY_BITS, {"delta": float("nan")}),
         (BY_BITS, {"rho": float("nan")}),

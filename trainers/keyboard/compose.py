@@ -67,7 +67,8 @@ def complete(
         length=LENGTH,
         beams=beams,
     )
-    count = int((np.asarray(confidence[0]) >= threshold).sum())
+    # In float64: a threshold below float32's range is not 0.
+    count = int((np.asarray(confidence[0], np.float64) >= threshold).sum())
     if count < min_words:
         return []
     return released.vocabulary.decode(np.asarray(words[0, count - 1, :count]))
@@ -88,7 +89,7 @@ def measure(
     positions = 0
     for part in batches.blocks(examples, _ROWS):
         found = _continuations(params, jnp.asarray(part.T), cell=sizes.cell, beams=beams)
-        words, confidence = (np.asarray(x) for x in found)
+        words, confidence = np.asarray(found[0]), np.asarray(found[1], np.float64)
         # What really came: `following[t, row, j]` is the word j + 1 places after input t; 0 past the example's end.
         padded = np.concatenate([part.T, np.zeros((LENGTH, _ROWS), np.int32)])
         steps = part.shape[1] - 1

@@ -181,8 +181,10 @@ def compose(config: ComposeConfig) -> Outcome:
 
 def rescore(config: RescoreConfig) -> Outcome:
     """Runs `jaxpriv keyboard rescore`."""
-    if not 0 < config.tap_stddev <= 10:
-        raise InputError(f"--tap-stddev must be above 0 and at most 10 key widths, got {config.tap_stddev}")
+    if not 1e-3 <= config.tap_stddev <= 10:
+        raise InputError(f"--tap-stddev must be from 0.001 to 10 key widths, got {config.tap_stddev}")
+    if not 0 <= config.weight <= 1000:
+        raise InputError(f"--weight must be from 0 to 1000, got {config.weight}")
     if not 0 <= config.seed < 2**32:
         raise InputError(f"--seed must be from 0 to 2^32 - 1, got {config.seed}")
     model = released.load(config.run_dir)

@@ -50,16 +50,23 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     folder = pathlib.Path(config.run_dir)
     with processes.together():
         _require_one_process(config)
-        if config.resume and not (folder / pretrain.FOLDER / "config.json").is_file():
+        if (
+            config.resume
+            and not (folder / pretrain.FOLDER / "config.json").is_file()
+            and not _never_began(folder)
+        ):
             run_dir.require(folder, "keyboard")
         if config.resume and (folder / "config.json").is_file():  # said before anything is read or planned
             require_same_settings(run_dir.read_config(folder), config, where=f"the run in {folder}")
         data = corpus.load(config)
         first_stage = pretrain.prepare(config, data.vocabulary, model_sizes(config, data.vocabulary))
-    if not processes.all_same(json.dumps([settings(config), data.digests], sort_keys=True)):
+    # The folder too: all of them write one checkpoint.
+    if not processes.all_same(
+        json.dumps([settings(config), data.digests, str(folder.resolve())], sort_keys=True)
+    ):
         raise InputError(
-            "the processes of this run have different settings, data or words; give all of them the same, but for "
-            "--process-id"
+            "the processes of this run have different settings, data, words or --run-dir; give all of them the same, "
+            "but for --process-id"
         )
     if config.clip == "two_stage":
         from trainers.keyboard import two_stage  # it is made of this module's parts
@@ -72,6 +79,20 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     pretrain_into(folder, config, data, first_stage, runs)
     del data
     return train_runs(config, runs)
+
+
+def _never_began(folder: pathlib.Path) -> bool:
+    """Whether a run was killed here before its first checkpoint: nothing of it was released, so it starts anew."""
+    left = {
+        "ngram.json",
+        NO_NOISE,
+        "vocabulary.json",
+        record.MECHANISM_FILE,
+        record.STAGES_FILE,
+        "checkpoints",
+    }
+    names = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
+    return bool(names) and names <= left
 
 
 def _require_one_process(config: Config) -> None:

@@ -69,6 +69,15 @@ def beam_completion(little, words, threshold, min_words, beams):
     return shown if len(shown) >= min_words else []
 
 
+def test_no_threshold_lets_padding_through(little):
+    suggester = Suggester(little)
+    for text in TEXTS:
+        suggester.read(text)
+        for beams in (1, 4):
+            got = compose.complete(little, suggester, threshold=1e-300, min_words=1, beams=beams)
+            assert not any(word.startswith("<") for word in got)
+
+
 TEXTS = ("", "we ", "the tea ", "sea sea sea ", "bread ? ", "them we ", "then see the ")
 
 

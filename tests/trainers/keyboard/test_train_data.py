@@ -1,5 +1,6 @@
 """The data a run is given: other columns, empty files, clients' text where public text is asked for."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -52,6 +53,27 @@ def test_clients_without_a_usable_example_take_part_and_send_zero(tmp_path):
         assert np.isfinite(seen["training_loss"])
         assert np.isfinite(seen["mean_norm"])
     assert {seen["num_empty"] for seen in operator} == {0, 1}  # nobody at all in some rounds
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, capsys):
+    config = toy.config(tmp_path, rounds=2)
+    session.train(config)
+    folder = tmp_path / "killed"
+    for name in ("ngram.json", "mechanism.json"):
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes((tmp_path / "run" / name).read_bytes())
+    again = dataclasses.replace(config, run_dir=str(folder), resume=True)
+    assert cli.main(["keyboard", *toy.argv(again)]) == 0
+    for name in ("participation.jsonl", "metrics.jsonl"):
+        assert (folder / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+    for other in (
+        "participation.jsonl",
+        "notes.txt",
+    ):  # something was released, or it is somebody else's folder
+        (folder / "config.json").unlink(missing_ok=True)
+        (folder / other).write_text("x")
+        assert cli.main(["keyboard", *toy.argv(again)]) == 2
+        assert "no config.json" in one_line(capsys)
 
 
 def test_clients_text_is_not_taken_as_public(tmp_path, capsys):

@@ -78,6 +78,16 @@ def test_the_headline_is_the_sum_of_both_stages(whole, capsys):
     assert printed["squared_sensitivity"] is None  # each stage has its own
 
 
+@pytest.mark.parametrize("kept", [0, 5])
+def test_a_first_stage_that_lost_rounds_is_not_stated(whole, tmp_path, kept, capsys):
+    """The second stage began, so the first had run to its end: what is missing was released all the same."""
+    folder = shutil.copytree(whole[0].run_dir, tmp_path / "cut")
+    log = folder / "stage1" / "participation.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:kept]))
+    assert accounts.main(["report", str(folder)]) == 2
+    assert f"holds {kept} of 6 rounds" in capsys.readouterr().err
+
+
 def test_the_second_clip_norm_is_the_private_estimate_and_no_other(whole):
     made, (result, _) = whole
     folder = pathlib.Path(made.run_dir)

@@ -48,9 +48,14 @@ def main(process_id: int, port: int, folder: pathlib.Path) -> int:
     except InputError as error:
         print(f"refused: {error}", flush=True)
     os.chdir(folder / f"host{process_id}")  # a relative path means another file to each
-    for changes in ({"clip_norm": 1.0 + process_id}, {"data": "clients.jsonl"}):
+    never = str(folder / "never")
+    for changes in (
+        {"run_dir": never, "clip_norm": 1.0 + process_id},
+        {"run_dir": never, "data": "clients.jsonl"},
+        {"run_dir": f"{never}{process_id}"},
+    ):
         try:
-            session.train(dataclasses.replace(whole, run_dir=str(folder / "never"), **changes))
+            session.train(dataclasses.replace(whole, **changes))
         except InputError as error:
             print(f"refused: {error}", flush=True)
     return 0
