@@ -2,10 +2,10 @@
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from trainers.common import files
+from trainers.common import files, manifest
 from trainers.common.errors import InputError
 
 _SHOWN = 5  # differing fields named in a refusal
@@ -76,6 +76,33 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
         return saved
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({error}); the run folder is damaged") from error
+
+
+def settings(config: Any, free: Collection[str]) -> dict[str, Any]:
+    """What a resumed run must agree with, as JSON values: all settings but the `free` ones, which change no number."""
+    return {k: v for k, v in manifest.config_dict(config).items() if k not in free}
+
+
+def require_same_settings(
+    saved: Mapping[str, Any],
+    now: Any,
+    *,
+    free: Collection[str],
+    presets: Mapping[str, Any],
+    where: object,
+) -> None:
+    """Refuses to go on with other settings than the saved ones; says so where another preset makes the difference.
+
+    Raises:
+      InputError: names the fields that differ.
+    """
+    require_same(
+        {k: v for k, v in saved.items() if k not in free},
+        settings(now, free),
+        where=where,
+        what="settings",
+        presets={name: settings(preset, free) for name, preset in presets.items()},
+    )
 
 
 def require_same(

@@ -83,10 +83,8 @@ def start(config: Config, command: str, parts: Sequence[str]) -> Started:
         raise InputError(f"--run-dir {folder} exists; give another, or --resume to go on with its run")
     if begun:
         run_dir.require(folder, command)
-        before = {k: v for k, v in run_dir.read_config(folder).items() if k not in _FREE}
-        presets = {name: _settings(preset) for name, preset in PRESETS.items()}
-        where = f"the run in {folder}"
-        run_dir.require_same(before, _settings(config), where=where, what="settings", presets=presets)
+        saved, where = run_dir.read_config(folder), f"the run in {folder}"
+        run_dir.require_same_settings(saved, config, free=_FREE, presets=PRESETS, where=where)
     encoder = open_encoder(config.encoder)
     splits, facts = data.load(config.data, parts)
     digests = {"encoder": encoder.digest, "data": facts["digest"]}
@@ -96,10 +94,6 @@ def start(config: Config, command: str, parts: Sequence[str]) -> Started:
     folder.mkdir(parents=True, exist_ok=True)
     manifest.write(folder, command=command, config=config, digests=digests)
     return Started(folder, encoder, splits, facts)
-
-
-def _settings(config: Config) -> dict[str, Any]:
-    return {k: v for k, v in manifest.config_dict(config).items() if k not in _FREE}
 
 
 _FREE = ("resume", "json", "run_dir", "devices")  # change nothing of what a run computes

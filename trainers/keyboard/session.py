@@ -16,8 +16,8 @@ from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
 from trainers.keyboard import corpus, model, ngram, pictures, pretrain
 from trainers.keyboard import evaluate as scoring
-from trainers.keyboard.config import DEMO, CompareConfig, Config, EvaluateConfig
-from trainers.keyboard.train import Outcome, Run, model_sizes, require_same_settings, settings
+from trainers.keyboard.config import DEMO, PRESETS, CompareConfig, Config, EvaluateConfig
+from trainers.keyboard.train import FREE, Outcome, Run, model_sizes
 
 NO_NOISE = "no_noise"
 LATER_OPTIONS = (
@@ -50,24 +50,24 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     folder = pathlib.Path(config.run_dir)
     with processes.together():
         _require_one_process(config)
-        if (
-            config.resume
-            and not (folder / pretrain.FOLDER / "config.json").is_file()
-            and not _never_began(folder)
-        ):
+        anew = config.resume and _never_began(folder)
+        if config.resume and not anew and not (folder / pretrain.FOLDER / "config.json").is_file():
             run_dir.require(folder, "keyboard")
         if config.resume and (folder / "config.json").is_file():  # said before anything is read or planned
-            require_same_settings(run_dir.read_config(folder), config, where=f"the run in {folder}")
+            saved, where = run_dir.read_config(folder), f"the run in {folder}"
+            run_dir.require_same_settings(saved, config, free=FREE, presets=PRESETS, where=where)
         data = corpus.load(config)
         first_stage = pretrain.prepare(config, data.vocabulary, model_sizes(config, data.vocabulary))
     # The folder too: all of them write one checkpoint.
     if not processes.all_same(
-        json.dumps([settings(config), data.digests, str(folder.resolve())], sort_keys=True)
+        json.dumps([run_dir.settings(config, FREE), data.digests, str(folder.resolve())], sort_keys=True)
     ):
         raise InputError(
             "the processes of this run have different settings, data, words or --run-dir; give all of them the same, "
             "but for --process-id"
         )
+    if anew and processes.is_first():  # of whatever data it was
+        (folder / "ngram.json").unlink(missing_ok=True)
     if config.clip == "two_stage":
         from trainers.keyboard import two_stage  # it is made of this module's parts
 
@@ -366,7 +366,7 @@ def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
             raise InputError(f"{folder} has no evaluation yet; let it run to --evaluate-every rounds first")
         if (whole / "ngram.json").exists():
             ngrams.append(json.loads((whole / "ngram.json").read_text(encoding="utf-8")))
-        data.add(json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["digests"].get("data"))
+        data.add(run_dir.read_manifest(folder).get("digests", {}).get("data"))
         if folder != whole:  # a run in stages has spent what all of them have
             together = reporting.report(whole).data
             scored[-1] |= {"rho": together["rho"], "epsilon": together["epsilon"]}

@@ -100,7 +100,7 @@ class Run:
         self.peak_hours = _peak_hours(data.hours)
         self.cohort_key = keys.stream(keys.root(config.seed), "cohorts")
         self.facts = {
-            "settings": settings(config),
+            "settings": run_dir.settings(config, FREE),
             "digests": data.digests | ({} if first_stage is None else first_stage.digests),
             "strategy": {"coefficients": self.plan.record.strategy},
         }
@@ -141,7 +141,7 @@ class Run:
         saved = checkpoint.read_facts(self.checkpoints, at)
         now = metrics.plain(self.facts)
         where = f"the run in {self.folder}"
-        require_same_settings(saved["settings"], self.config, where=where)
+        run_dir.require_same_settings(saved["settings"], self.config, free=FREE, presets=PRESETS, where=where)
         for what in ("digests", "strategy"):
             run_dir.require_same(saved[what], now[what], where=where, what=what)
         recorded = metrics.plain(dataclasses.asdict(record.read_mechanism(self.folder)))
@@ -371,22 +371,6 @@ class Run:
             return {"rho": None, "epsilon": None}
         found = accounting.compose(self.plan.record.mechanisms(num_rounds), delta=self.config.delta)
         return {"rho": found.rho, "epsilon": found.epsilon}
-
-
-def settings(config: Config) -> dict[str, Any]:
-    """What a resumed run must agree with, as JSON values."""
-    return {k: v for k, v in manifest.config_dict(config).items() if k not in FREE}
-
-
-def require_same_settings(saved: dict[str, Any], now: Config, *, where: str) -> None:
-    """Refuses to go on with other settings than the saved ones; says so where another preset makes the difference.
-
-    Raises:
-      InputError: names the fields that differ.
-    """
-    saved = {k: v for k, v in saved.items() if k not in FREE}
-    presets = {name: settings(preset) for name, preset in PRESETS.items()}
-    run_dir.require_same(saved, settings(now), where=where, what="settings", presets=presets)
 
 
 def _mesh(devices: int | None) -> Mesh | None:

@@ -62,9 +62,10 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, capsys):
     for name in ("ngram.json", "mechanism.json"):
         folder.mkdir(exist_ok=True)
         (folder / name).write_bytes((tmp_path / "run" / name).read_bytes())
+    (folder / "ngram.json").write_text('{"top1_words": 99.0}')  # of other data: nothing says whose it is
     again = dataclasses.replace(config, run_dir=str(folder), resume=True)
     assert cli.main(["keyboard", *toy.argv(again)]) == 0
-    for name in ("participation.jsonl", "metrics.jsonl"):
+    for name in ("ngram.json", "participation.jsonl", "metrics.jsonl"):
         assert (folder / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
     for other in (
         "participation.jsonl",
