@@ -280,20 +280,27 @@ def calibrate(options: config.Calibrate) -> Outcome:
     elif options.rounds is None or options.rounds < 1:
         raise ValueError(f"--knob {options.knob} needs --rounds of at least 1, got {options.rounds}")
     z = 1.0 if options.noise_multiplier is None else options.noise_multiplier
-    target: dict[str, Any] = {"epsilon": options.epsilon, "rho": options.rho}
-    notes: tuple[str, ...] = ()
+    at_separation = None
     if options.knob == "min_separation":
         start = options.min_separation or 1
         options = dataclasses.replace(options, min_separation=start, rounds_between=None)
         if options.strategy in MADE_FOR_A_SEPARATION:
-            target["at_separation"] = _made_at_each_separation(options, z)
-            notes = ("the strategy was made anew for every separation that was tried",)
-    mechanism = target["at_separation"](options.rounds or 1) if notes else _mechanism(options, z)
-    run = accounting.calibrate(mechanism, knob=options.knob, delta=options.delta, **target)
+            at_separation = _made_at_each_separation(options, z)
+    run = accounting.calibrate(
+        _mechanism(options, z) if at_separation is None else at_separation(options.rounds or 1),
+        knob=options.knob,
+        delta=options.delta,
+        epsilon=options.epsilon,
+        rho=options.rho,
+        at_separation=at_separation,
+    )
     value = run.separation if options.knob == "min_separation" else getattr(run, options.knob)
     goal = f"epsilon {options.epsilon:g}" if options.epsilon is not None else f"rho {options.rho:g}"
     note = f"calibrated: {options.knob} = {value!r} meets {goal} at delta = {options.delta:g}"
-    outcome = _guaranteed(run, options, (note, *notes))
+    anew = (
+        () if at_separation is None else ("the strategy was made anew for every separation that was tried",)
+    )
+    outcome = _guaranteed(run, options, (note, *anew))
     return outcome._replace(
         text=f"{options.knob} = {value!r}\n\n{outcome.text}",
         result=outcome.result | {"knob": options.knob, "value": value},

@@ -146,8 +146,14 @@ def report(
         return written
     runs: list[tuple[str, record.RunRecord, record.Participation, list[str]]] = []
     waiting: list[str] = []
-    for folder, where in _with_stages(folders, waiting):
+    for folder, where, following in _with_stages(folders, waiting):
         facts, log = record.read_mechanism(folder), record.read_participation(folder)
+        if following is not None and log.num_rounds < facts.num_rounds:
+            raise ValueError(
+                f"{os.path.join(folder, record.PARTICIPATION_FILE)} holds {log.num_rounds} of {facts.num_rounds} "
+                f"rounds, but {following}, which follows it, has begun: the log has lost rounds, and a statement "
+                "would leave them out"
+            )
         if deployment_report_goal is not None or population is not None:
             wanted = {"report_goal": deployment_report_goal, "population": population}
             given = {**(facts.deployment or {}), **{k: v for k, v in wanted.items() if v is not None}}
@@ -173,36 +179,21 @@ def report(
     return _state_together(runs, claim)
 
 
-def _with_stages(folders: Sequence[PathLike], waiting: list[str]) -> list[tuple[PathLike, str]]:
-    """Every folder with its name, a run in stages as its stages; `waiting` gets a note for each not yet begun."""
+def _with_stages(folders: Sequence[PathLike], waiting: list[str]) -> list[tuple[PathLike, str, str | None]]:
+    """Every folder with its name, a run in stages as its stages, each with the stage that has begun after it, if any;
+    `waiting` gets a note for each not yet begun."""
     found = []
     for folder in folders:
         stages = record.read_stages(folder)
         if stages is None:
-            found.append((folder, os.fspath(folder)))
+            found.append((folder, os.fspath(folder), None))
             continue
         prefix = "" if len(folders) == 1 else f"{os.fspath(folder)}/"
-        before = ""
-        for name in stages:
-            inside = os.path.join(folder, name)
-            if os.path.exists(os.path.join(inside, record.MECHANISM_FILE)):
-                if before:
-                    _require_finished(before, name)
-                before = inside
-                found.append((inside, prefix + name))
-            else:
-                waiting.append(f"{prefix}{name} has not begun; nothing of it is stated")
+        begun = [n for n in stages if os.path.exists(os.path.join(folder, n, record.MECHANISM_FILE))]
+        for name, following in zip(begun, [*begun[1:], None]):
+            found.append((os.path.join(folder, name), prefix + name, following))
+        waiting += [f"{prefix}{n} has not begun; nothing of it is stated" for n in stages if n not in begun]
     return found
-
-
-def _require_finished(stage: PathLike, following: str) -> None:
-    """Refuses a stage whose log holds fewer rounds than planned although the one after it has begun."""
-    logged, planned = record.read_participation(stage).num_rounds, record.read_mechanism(stage).num_rounds
-    if logged < planned:
-        raise ValueError(
-            f"{os.path.join(stage, record.PARTICIPATION_FILE)} holds {logged} of {planned} rounds, but {following}, "
-            "which follows it, has begun: the log has lost rounds, and a statement would leave them out"
-        )
 
 
 def _claimed(

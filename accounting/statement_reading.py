@@ -73,7 +73,7 @@ def read(path: PathLike) -> PrivacyStatement:
 def _check(data: Mapping[str, Any]) -> None:
     """Refuses numbers below those that the described mechanisms give, and a sentence that says otherwise than they.
 
-    A mixture of kinds is taken as it says, and so are numbers that no mechanisms were composed to, whose rho is null.
+    Numbers that no mechanisms were composed to, whose rho is null, are taken as they are.
     """
     histories = [data["mechanisms"], *data.get("alternatives", [])]
     if any(not one for one in histories) and (data["rho"] is not None or len(histories) > 1):
