@@ -128,6 +128,24 @@ def load(examples: Sequence[Example], rows: list[tuple[int, ...]], *, batch_toke
     return make_batch(joined, rows=max(rows_for(length, batch_tokens), len(joined)), length=length)
 
 
+class Targets(NamedTuple):
+    """Every target position of a batch, padding left out.
+
+    real: bool `[pairs, length]`, where they stand. pieces, pairs: int32, what is there and which pair it is of.
+    """
+
+    real: np.ndarray
+    pieces: np.ndarray
+    pairs: np.ndarray
+
+
+def targets_of(index: np.ndarray, batch: Batch) -> Targets:
+    """The target positions of `in_order`'s batch, whose first rows are the pairs `index`."""
+    targets = np.asarray(batch.targets)[: len(index)]
+    real = targets != PAD
+    return Targets(real, targets[real], np.broadcast_to(index[:, None], targets.shape)[real].astype(np.int32))
+
+
 def in_order(examples: Sequence[Example], *, batch_tokens: int) -> Iterator[tuple[np.ndarray, Batch]]:
     """Every example once, as `(indices, batch)`, sorted by length to waste little; shapes as in training."""
     sizes = np.array([1 + max(len(e.source), len(e.target)) for e in examples], np.int64)

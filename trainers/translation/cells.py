@@ -48,9 +48,7 @@ def fill(model: data.Model, coarse: pq.Codebook, examples: Sequence[batches.Exam
     with progress.bar(total=len(examples), what="buckets", unit="pair") as bar:
         for index, batch in batches.in_order(examples, batch_tokens=1024):
             found = np.asarray(_cells(model.graphdef, model.params, coarse, batch))[: len(index)]
-            targets = batch.targets[: len(index)]
-            real = targets != models.PAD
-            owners = np.broadcast_to(index[:, None], targets.shape)[real]
-            parts.append(Filled(found[real].astype(np.uint8), targets[real], owners.astype(np.int32)))
+            there = batches.targets_of(index, batch)
+            parts.append(Filled(found[there.real].astype(np.uint8), there.pieces, there.pairs))
             bar.update(len(index))
     return Filled(*(np.concatenate(column) for column in zip(*parts)))

@@ -240,10 +240,8 @@ def entries(
     """Teacher-forces private pairs through the model and yields their records, batch by batch."""
     for index, batch in batches.in_order(examples, batch_tokens=batch_tokens):
         keys = np.asarray(_keys(graphdef, params, batch))[: len(index)]
-        targets = batch.targets[: len(index)]
-        real = targets != models.PAD
-        owners = np.broadcast_to(index[:, None], targets.shape)[real]
-        yield Entries(keys[real], targets[real], owners.astype(np.int32))
+        there = batches.targets_of(index, batch)
+        yield Entries(keys[there.real], there.pieces, there.pairs)
 
 
 def all_entries(graphdef: nnx.GraphDef, params, examples: Sequence[batches.Example]) -> Entries:

@@ -81,8 +81,8 @@ def run_keygen(config: KeygenConfig) -> Result:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShareConfig:
-    """Client: seal a memory, record by record, and sign the upload."""
+class _Member:
+    """What a member takes part in a round with."""
 
     round: Required = ""
     """Round file, from its maker."""
@@ -90,6 +90,12 @@ class ShareConfig:
     """One's own private key file."""
     members: RequiredMany = ()
     """Public key files of the other members, from themselves (compare fingerprints)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareConfig(_Member):
+    """Client: seal a memory, record by record, and sign the upload."""
+
     store: Required = ""
     """Folder of the memory."""
     out: Required = ""
@@ -118,7 +124,7 @@ def run_share(config: ShareConfig) -> Result:
     return _told(said, made, config.out, "records sealed", "up")[:2]
 
 
-def _joined(config) -> tuple[protocol.Round, crypto.Secret, bytes]:
+def _joined(config: _Member) -> tuple[protocol.Round, crypto.Secret, bytes]:
     for name in ("round", "secret"):
         if not getattr(config, name):
             raise InputError(f"--{name} FILE is needed")
@@ -173,15 +179,9 @@ def run_shuffle(config: ShuffleConfig) -> Result:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenConfig:
+class OpenConfig(_Member):
     """Client: open what the server sent and save the joint memory."""
 
-    round: Required = ""
-    """Round file, from its maker."""
-    secret: Required = ""
-    """One's own private key file."""
-    members: RequiredMany = ()
-    """Public key files of the other members."""
     shuffled: Required = ""
     """File from the server."""
     codebook: str | None = None
