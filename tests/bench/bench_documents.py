@@ -213,4 +213,10 @@ def encodings() -> None:
 
 
 if __name__ == "__main__":
-    depths() if sys.argv[1:] == ["depths"] else release_once(SIZES[sys.argv[1]])
+    match sys.argv[1:]:
+        case []:
+            main()
+        case ["depths"]:
+            depths()
+        case [size]:
+            release_once(SIZES[size])

@@ -5,21 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.trainers.keyboard.little import WORDS, log_probs, make
-from tests.trainers.keyboard.little import examples as make_examples
+from tests.trainers.keyboard.little import WORDS, log_probs
 from trainers.keyboard import compose, predict
-from trainers.keyboard.released import Released
 from trainers.keyboard.suggest import Suggester
-
-
-@pytest.fixture(scope="module")
-def little() -> Released:
-    return make()
-
-
-@pytest.fixture(scope="module")
-def examples(little):
-    return make_examples(little)
 
 
 def completion(little, words, threshold, min_words):

@@ -10,8 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.trainers.keyboard import toy
-from tests.trainers.keyboard.little import WORDS, log_probs, make
-from tests.trainers.keyboard.little import examples as make_examples
+from tests.trainers.keyboard.little import WORDS, log_probs
 from trainers.common import metrics as logged
 from trainers.common.errors import InputError
 from trainers.keyboard import (
@@ -24,18 +23,7 @@ from trainers.keyboard import (
     session,
     terminal,
 )
-from trainers.keyboard.released import Released
 from trainers.keyboard.suggest import Suggester
-
-
-@pytest.fixture(scope="module")
-def little() -> Released:
-    return make()
-
-
-@pytest.fixture(scope="module")
-def examples(little):
-    return make_examples(little)
 
 
 def test_the_cached_state_equals_the_whole_text(little):

@@ -51,6 +51,14 @@ def rows(pairs, **more):
 PRIVATE = ["--epsilon", "5", "--delta", "1e-4", "--max-buckets", "3", "--adjacency", "add-remove"]
 
 
+def store(public, path, out):
+    """The command that writes a noisy histogram of a file."""
+    return [
+        *("store", "--model", public, "--codebook", public / "cells.npz", "--data", path, "--out", out),
+        *PRIVATE,
+    ]
+
+
 @pytest.fixture
 def counts(public, tmp_path, monkeypatch, capsys):
     """A function that stores a file and returns the true counts, by bucket, that the noise would be added to."""
@@ -64,8 +72,7 @@ def counts(public, tmp_path, monkeypatch, capsys):
 
     def of(path, *more):
         out = tmp_path / f"store-{len(seen)}"
-        argv = ["store", "--model", public, "--codebook", public / "cells.npz", "--data", path, "--out", out]
-        status, said = run(capsys, *argv, *PRIVATE, *more)
+        status, said = run(capsys, *store(public, path, out), *more)
         assert status == 0, said
         found = seen[-1]
         return Counter(
@@ -126,18 +133,7 @@ def test_a_pair_fills_the_same_buckets_in_any_company(public):
 
 def test_one_record_cannot_decide_how_the_others_are_read(public, tmp_path, capsys):
     mixed = write(tmp_path / "mixed.jsonl", rows(OTHERS) + rows(OTHERS[:1], split="train"))
-    argv = [
-        "store",
-        "--model",
-        public,
-        "--codebook",
-        public / "cells.npz",
-        "--data",
-        mixed,
-        "--out",
-        tmp_path / "out",
-    ]
-    status, said = run(capsys, *argv, *PRIVATE)
+    status, said = run(capsys, *store(public, mixed, tmp_path / "out"))
     assert status == 2
     assert "some records have a split and others have none" in said
 
@@ -158,18 +154,7 @@ def test_no_usable_pair_is_released_like_few(counts, tmp_path):
 )
 def test_noise_that_would_promise_too_much_is_refused(public, tmp_path, capsys, options, message):
     path = write(tmp_path / "a.jsonl", rows(OTHERS))
-    argv = [
-        "store",
-        "--model",
-        public,
-        "--codebook",
-        public / "cells.npz",
-        "--data",
-        path,
-        "--out",
-        tmp_path / "out",
-    ]
-    status, said = run(capsys, *argv, *PRIVATE, *options)
+    status, said = run(capsys, *store(public, path, tmp_path / "out"), *options)
     assert status == 2
     assert message in said
     assert not (tmp_path / "out").exists()
