@@ -2,8 +2,9 @@
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from accounting import _checks, conversions, guarantees, record, sensitivity, statement_reading, strategies
 from accounting.mechanisms import (
@@ -144,7 +145,7 @@ def report(
     written = statement_reading.finished(folders, claims)
     if written is not None:
         return written
-    runs: list[tuple[str, record.RunRecord, record.Participation, list[str]]] = []
+    runs: list[_Stated] = []
     waiting: list[str] = []
     for folder, where, following in _with_stages(folders, waiting):
         facts, log = record.read_mechanism(folder), record.read_participation(folder)
@@ -167,16 +168,24 @@ def report(
             min_separation=min_separation,
             max_participations=max_participations,
         )
-        runs.append((where, facts, log, notes))
+        excepted = _exceptions(facts, claim) + _other_stages(folder, folders)
+        runs.append(_Stated(where, facts, log, notes, excepted))
     if not runs:
         raise ValueError(
             f"{os.path.join(folders[0], record.STAGES_FILE)}: no stage of it has begun, so nothing was released"
         )
-    runs[-1][3].extend(waiting)
-    if len(runs) == 1:
-        _, facts, log, notes = runs[0]
-        return _state(facts, log, notes, claim)
-    return _state_together(runs, claim)
+    runs[-1].notes.extend(waiting)
+    return _state(runs[0]) if len(runs) == 1 else _state_together(runs)
+
+
+class _Stated(NamedTuple):
+    """One run, or stage of one, as it may be stated; excepted: what its headline must name as not covered."""
+
+    where: str
+    facts: record.RunRecord
+    log: record.Participation
+    notes: list[str]
+    excepted: list[str]
 
 
 def _with_stages(folders: Sequence[PathLike], waiting: list[str]) -> list[tuple[PathLike, str, str | None]]:
@@ -267,9 +276,19 @@ def _exceptions(facts: record.RunRecord, claim: str) -> list[str]:
     return found
 
 
-def _state(
-    facts: record.RunRecord, log: record.Participation, notes: list[str], claim: str
-) -> PrivacyStatement:
+def _other_stages(folder: PathLike, stated: Sequence[PathLike]) -> list[str]:
+    """The stages of a stage's run, begun or not, that a headline over the folders in `stated` leaves out."""
+    inside = pathlib.Path(folder).resolve()
+    named = {pathlib.Path(path).resolve() for path in stated}
+    stages = record.read_stages(inside.parent) or []
+    if inside.name not in stages or inside.parent in named:
+        return []
+    others = [name for name in stages if inside.with_name(name) not in named]
+    return [f"{name} of the same run, over the same devices" for name in others]
+
+
+def _state(run: _Stated) -> PrivacyStatement:
+    facts, log, notes = run.facts, run.log, run.notes
     if facts.mechanism == "none":
         return no_guarantee(unit=facts.unit, reasons=["the run added no noise (mechanism none)"], notes=notes)
     parts = facts.mechanisms(log.num_rounds)
@@ -292,7 +311,6 @@ def _state(
             deployment_report_goal=max(1, round(goal * share)),
             population=facts.deployment.get("population", DEPLOYMENT_POPULATION),
         )
-    exceptions = _exceptions(facts, claim)
     return statement(
         parts,
         delta=facts.delta,
@@ -302,41 +320,39 @@ def _state(
         deployment=deployment,
         simulation=facts.simulation,
         estimator="Honaker (2015), streaming" if facts.mechanism == "tree_reduced" else None,
-        exceptions=exceptions,
-        not_covered=[*facts.not_covered, *exceptions],
+        exceptions=run.excepted,
+        not_covered=[*facts.not_covered, *run.excepted],
         notes=notes,
     )
 
 
-def _state_together(
-    runs: Sequence[tuple[str, record.RunRecord, record.Participation, list[str]]], claim: str
-) -> PrivacyStatement:
+def _state_together(runs: Sequence[_Stated]) -> PrivacyStatement:
     """Several runs over one population: their costs add, and the headline is the sum."""
-    unprotected = [where for where, facts, *_ in runs if facts.mechanism == "none"]
+    unprotected = [run.where for run in runs if run.facts.mechanism == "none"]
     if unprotected:
         reasons = [f"{where}: the run added no noise (mechanism none)" for where in unprotected]
-        return no_guarantee(unit=runs[0][1].unit, reasons=reasons)
-    deltas = sorted({facts.delta for _, facts, *_ in runs})
+        return no_guarantee(unit=runs[0].facts.unit, reasons=reasons)
+    deltas = sorted({run.facts.delta for run in runs})
     if len(deltas) > 1:
         raise ValueError(
             f"the runs state different deltas, {', '.join(f'{d:g}' for d in deltas)}: report them apart"
         )
     parts, notes, excepted, not_covered = [], [f"{len(runs)} runs over the same devices, composed"], [], []
     deployed = {}
-    for where, facts, log, mine in runs:
-        one = _state(facts, log, mine, claim)
-        parts += facts.mechanisms(log.num_rounds)
-        notes += [f"{where} alone: {one.sentence}", *mine]
-        deployed[where] = one.data["deployment"]
-        excepted += _exceptions(facts, claim)
-        not_covered += facts.not_covered
+    for run in runs:
+        one = _state(run)
+        parts += run.facts.mechanisms(run.log.num_rounds)
+        notes += [f"{run.where} alone: {one.sentence}", *run.notes]
+        deployed[run.where] = one.data["deployment"]
+        excepted += run.excepted
+        not_covered += run.facts.not_covered
     exceptions = list(dict.fromkeys(excepted))
     known = all(deployed.values()) and len({section["population"] for section in deployed.values()}) == 1
     return statement(
         parts,
         delta=deltas[0],
         deployment=together_at_deployment(deployed, delta=deltas[0]) if known else None,
-        simulation=any(facts.simulation for _, facts, *_ in runs),
+        simulation=any(run.facts.simulation for run in runs),
         exceptions=exceptions,
         not_covered=list(dict.fromkeys([*not_covered, *exceptions])),
         notes=notes,

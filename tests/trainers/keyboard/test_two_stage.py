@@ -161,6 +161,7 @@ def test_a_run_killed_in_either_stage_goes_on_to_the_same_bits(whole, tmp_path, 
     so_far = accounting.report(made.run_dir).data
     if killed[0] == "stage1":
         assert any("stage2 has not begun" in note for note in so_far["notes"])
+        assert "same run" not in so_far["sentence"]  # nothing of it was released
     assert so_far["rho"] < whole[1][0]["rho"]
     result, _ = session.train(config(tmp_path, resume=True))
     assert result["clip_norm"] == whole[1][0]["clip_norm"]
@@ -290,7 +291,16 @@ def test_stages_are_never_added_to_another_run(tmp_path):
 
 def test_a_stage_says_that_it_is_one_and_is_not_exported_alone(whole, tmp_path):
     folder = pathlib.Path(whole[0].run_dir)
-    assert "leaves the first out" in (folder / "stage2" / "privacy.md").read_text()
+    for name, other in (("stage1", "stage2"), ("stage2", "stage1")):
+        stated = accounting.report(folder / name)
+        assert stated.sentence.endswith(f"does not cover {other} of the same run, over the same devices.")
+        assert f"{other} of the same run, over the same devices" in stated.data["not_covered"]
+        assert stated.sentence in (folder / name / "privacy.md").read_text()
+    both = [accounting.report([folder / name for name in two_stage.STAGES]), accounting.report(folder)]
+    assert both[0].sentence == both[1].sentence and "same run" not in both[0].sentence
+    other = tmp_path / "other"
+    shutil.copytree(folder / "stage1", other)  # a run by itself, at its place
+    assert "stage1 of the same run" in accounting.report([folder / "stage2", other]).sentence
     with pytest.raises(InputError, match="one stage of the run"):
         exported.export(folder / "stage2", tmp_path / "m.safetensors")
     assert exported.load(folder).statement["rho"] == json.loads((folder / "privacy.json").read_text())["rho"]
