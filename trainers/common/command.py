@@ -100,10 +100,21 @@ def parse(
 
 
 def one_line(box: str) -> str:
-    """The words of tyro's boxed message, on one line."""
-    text = re.sub(r"[─-╿]", " ", box)
-    text = re.sub(r"\s+", " ", text).strip()
-    return text.removeprefix("Parsing error").strip() or "the options could not be read; see --help"
+    """What tyro's boxed message says, on one line: without its title, and of the options that it lists the names."""
+    lines = [re.sub(r"^│ ?|\s*│?$", "", line) for line in box.splitlines() if line[:1] not in "╭╰"]
+    parts = []
+    for section in re.split(r"^─+$", "\n".join(lines), flags=re.MULTILINE):
+        first, *rest = section.strip().splitlines() or [""]
+        if first.startswith("For full helptext"):
+            continue
+        options = [line.strip() for line in rest if re.match(r"\s+--\S", line)]
+        if first.startswith("Argument helptext"):
+            parts.append(" ".join(line.strip() for line in rest))
+        elif first.endswith(":") and options:
+            parts.append(f"{first} {', '.join(options)}")
+        else:
+            parts.append(" ".join(line.strip() for line in (first, *rest)).rstrip("."))
+    return "; ".join([*(filter(None, parts) if any(parts) else ["the options cannot be read"]), "see --help"])
 
 
 def finish(result: dict[str, Any], *, as_json: bool, text: str) -> None:

@@ -297,7 +297,8 @@ def test_a_stage_says_that_it_is_one_and_is_not_exported_alone(whole, tmp_path):
         assert f"{other} of the same run, over the same devices" in stated.data["not_covered"]
         assert stated.sentence in (folder / name / "privacy.md").read_text()
     both = [accounting.report([folder / name for name in two_stage.STAGES]), accounting.report(folder)]
-    assert both[0].sentence == both[1].sentence and "same run" not in both[0].sentence
+    assert both[0].sentence == both[1].sentence
+    assert "same run" not in both[0].sentence
     other = tmp_path / "other"
     shutil.copytree(folder / "stage1", other)  # a run by itself, at its place
     assert "stage1 of the same run" in accounting.report([folder / "stage2", other]).sentence
