@@ -51,12 +51,26 @@ def curves(
     if title:
         axis.set_title(title, fontsize=10)
     if log_x:
-        axis.set_xscale("log")
+        _log_x(axis)
     if log_y:
         axis.set_yscale("log")
     axis.grid(alpha=0.25)
     if series or lines:
-        axis.legend(fontsize=8, frameon=False)
+        axis.legend(fontsize=8, framealpha=0.8, edgecolor="none")  # labels stay readable above curves
+
+
+def _log_x(axis: Any) -> None:
+    """A logarithmic axis in plain numbers, over few decades also at 2 and 5: the usual labels overlap there."""
+    from matplotlib.ticker import LogLocator
+
+    axis.set_xscale("log")
+    low, high = axis.get_xlim()
+    if high / low > 1e3:
+        return
+    axis.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter("{x:g}")
+    axis.tick_params(axis="x", which="both", labelsize=8)
 
 
 def matrix(axis: Any, values: np.ndarray, *, xlabel: str, ylabel: str, title: str | None = None) -> None:
