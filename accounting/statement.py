@@ -55,6 +55,10 @@ SHARES = (
     "every reporting device adds its share of the noise, also in the neighbouring run; who knows some devices' shares "
     "faces less noise"
 )
+REAL_ARITHMETIC = (
+    "assumes real arithmetic: floating-point noise leaves gaps between its values, and what the rounding of noise and "
+    "sums may tell is not accounted"
+)
 DOCUMENT_COVERED = ("the released outputs and everything computed from them",)
 DOCUMENT_NOT_COVERED = (
     "which documents were released, their number and each one's number of sentences",
@@ -154,6 +158,9 @@ def statement(
         else (DOCUMENT_COVERED, DOCUMENT_NOT_COVERED, DOCUMENT_ASSUMPTIONS)
     )
     shares = [SHARES] if any(isinstance(m, DistributedDiscreteGaussian) for m in parts) else []
+    # Pure mechanisms say so themselves where they add noise; shares are whole numbers.
+    floating = any(not isinstance(m, (PureDP, DistributedDiscreteGaussian)) for m in parts)
+    arithmetic = [REAL_ARITHMETIC] if floating else []
     words = ADJACENCY_WORDS.get(found.adjacency, "").format(unit=found.unit)
     data = {
         "schema": SCHEMA_NAME,
@@ -178,7 +185,7 @@ def statement(
         "deployment": None if deployment is None else dict(deployment),
         "covered": [*standing[0], *covered],
         "not_covered": [*standing[1], *not_covered],
-        "assumptions": [*standing[2], *shares, *assumptions, NO_AMPLIFICATION],
+        "assumptions": [*standing[2], *shares, *arithmetic, *assumptions, NO_AMPLIFICATION],
         "notes": list(notes),
         "software": software(),
     }

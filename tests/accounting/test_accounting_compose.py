@@ -251,6 +251,15 @@ def test_an_absent_share_of_noise_is_not_served():
     assert any("adds its share" in line for line in stated)
 
 
+def test_only_floating_point_noise_assumes_real_arithmetic():
+    tree = accounting.TreeAggregation(
+        noise_multiplier=2.0, num_rounds=4, min_separation=2, adjacency="zero-out"
+    )
+    for parts, said in ((tree, True), ([tree, discrete()], True), (discrete(), False), (pure(1.0), False)):
+        stated = accounting.statement(parts, delta=1e-6).data["assumptions"]
+        assert any("real arithmetic" in line for line in stated) == said
+
+
 def discrete(z=2.0, **more):
     return accounting.DistributedDiscreteGaussian(
         **{
