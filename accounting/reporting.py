@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from accounting import _checks, conversions, guarantees, record, sensitivity, statement_reading, strategies
 from accounting.mechanisms import (
+    SENSITIVITY_FACTOR,
     DistributedDiscreteGaussian,
     MatrixMechanism,
     Mechanism,
@@ -18,6 +19,10 @@ from accounting.statement import PrivacyStatement, no_guarantee, round_up, state
 
 PathLike = str | os.PathLike[str]
 DEPLOYMENT_REPORT_GOAL, DEPLOYMENT_POPULATION = 6500, 1_000_000
+OF_EXACT_SUMS = (
+    "This is of exact sums with Gaussian noise: secure aggregation of so many devices needs bits and a scale of its "
+    "own, whose rounding would cost more."
+)
 MOST_DEPLOYED_ROUNDS = 100_000  # seconds at the default scale; far more rounds take hours
 
 
@@ -311,6 +316,8 @@ def _state(run: _Stated) -> PrivacyStatement:
             deployment_report_goal=max(1, round(goal * share)),
             population=facts.deployment.get("population", DEPLOYMENT_POPULATION),
         )
+        if facts.secure_aggregation is not None:
+            deployment["sentence"] += f" {OF_EXACT_SUMS}"
     return statement(
         parts,
         delta=facts.delta,
@@ -369,9 +376,11 @@ def observed_facts(parts: Sequence[Mechanism], log: record.Participation, *, del
         rounded = isinstance(part, (SecureAggregation, DistributedDiscreteGaussian))
         squared = found.squared * (part.inflation**2 if rounded else 1)
         if isinstance(part, DistributedDiscreteGaussian):
-            # Fresh noise every round: what was found is the number of participations.
+            # Fresh noise every round: what was found is the number of participations, times the adjacency's factor,
+            # which the cost of one already holds.
             once = dataclasses.replace(part, max_participations=1)
-            total, known = total + guarantees.rho(once) * found.squared, "zcdp"
+            times = found.squared / SENSITIVITY_FACTOR[inner.adjacency] ** 2
+            total, known = total + guarantees.rho(once) * times, "zcdp"
         else:
             total += guarantees.rho_from_sensitivity(squared, inner.noise_multiplier)
         first = squared if first is None else first

@@ -255,14 +255,18 @@ def test_a_scale_that_follows_the_clip_norm_is_accounted_with_adaptive_clipping(
     adaptive = {"kind": "adaptive", "norm": 0.5, "count_stddev": 1.2, "quantile": 0.5}
     bare = valid(accounting.report(write(tmp_path, facts(clip=adaptive))))
     data = valid(accounting.report(write(tmp_path, facts(clip=adaptive, secure_aggregation=rounding))))
+    there = accounting.report(write(tmp_path, facts(secure_aggregation=rounding, deployment={}))).data
+    assert "This is of exact sums" in there["deployment"]["sentence"]
     updates, bits = (m["rho"] for m in bare["mechanisms"])
     inflation = 1 + np.sqrt(128) / (20.0 * 0.5)
     assert [m["kind"] for m in data["mechanisms"]] == ["SecureAggregation", "QuantileEstimation"]
     assert data["rho"] == pytest.approx(updates * inflation**2 + bits, rel=1e-12)
 
 
-def test_noise_in_shares_of_the_clients_is_accounted_as_zcdp(tmp_path):
-    run = facts(mechanism="independent", noise_multiplier=1.0, secure_aggregation=SHARES)
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+def test_noise_in_shares_of_the_clients_is_accounted_as_zcdp(tmp_path, adjacency):
+    made = {"mechanism": "independent", "noise_multiplier": 1.0, "adjacency": adjacency}
+    run = facts(**made, secure_aggregation=SHARES)
     data = valid(accounting.report(write(tmp_path, run)))
     (only,) = run.mechanisms(12)
     assert isinstance(only, accounting.DistributedDiscreteGaussian)
@@ -272,7 +276,7 @@ def test_noise_in_shares_of_the_clients_is_accounted_as_zcdp(tmp_path):
     one = accounting.rho(dataclasses.replace(only, max_participations=1))
     assert data["observed"]["rho"] == pytest.approx(one * data["observed"]["max_participations"], rel=1e-12)
     assert data["observed"]["epsilon"] <= data["epsilon"]
-    bare = facts(mechanism="independent", noise_multiplier=1.0)
+    bare = facts(**made)
     assert data["rho"] > accounting.report(write(tmp_path, bare)).data["rho"]
     assert data["deployment"] == accounting.report(tmp_path).data["deployment"]
 
@@ -323,6 +327,7 @@ def test_deployment_scale_is_apart_and_settable(tmp_path):
     assert there["noise_multiplier"] == 2.0 * 6500 / 2
     assert there["min_separation"] == 153
     assert "Not a guarantee of this run." in accounting.report(tmp_path).markdown()
+    assert "exact sums" not in there["sentence"]
     other = accounting.report(tmp_path, deployment_report_goal=10, population=40).data["deployment"]
     assert (other["noise_multiplier"], other["min_separation"], other["max_participations"]) == (10, 4, 3)
     with pytest.raises(ValueError, match="population must be at least"):

@@ -1,8 +1,10 @@
 """From settings to what will run and what it will be accounted as; everything that cannot be served is refused here."""
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,11 @@ from trainers.keyboard.round import AdaptiveClip, RoundConfig
 
 # Norms and noise scales outside would be rounded to zero or infinity in float32.
 SMALLEST, LARGEST = 1e-30, 1e30
+HOURS = (
+    "each device's hour of availability was taken from its own examples: the guarantee holds for who was there when, "
+    "and does not cover what that tells of their hours"
+)
+MOST_BUFFERS, MOST_OVER_SELECTION = 20, 1000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,11 +63,12 @@ def make(
       deployment_share: of the deployment's report goal, what this run stands for there.
 
     Raises:
-      InputError, ValueError: a setting that cannot be served, with its value and the remedy.
+      InputError: a setting that cannot be served, with its value and the remedy.
     """
     _check(config)
     selected = math.ceil(config.report_goal * (1 + config.over_selection))
-    b, k = _participation(config, population, selected)
+    with _options_named():
+        b, k = _participation(config, population, selected)
     private = config.mechanism != "none"
     sigma_b, z_updates, adaptive = None, config.noise_multiplier if private else 0.0, None
     if config.clip == "adaptive":
@@ -68,16 +76,20 @@ def make(
         if sigma_b is None:
             sigma_b = accounting.default_count_stddev(config.report_goal)
         if private:
-            z_updates = accounting.value_noise_multiplier(config.noise_multiplier, count_stddev=sigma_b)
+            with _options_named():
+                z_updates = accounting.value_noise_multiplier(config.noise_multiplier, count_stddev=sigma_b)
         adaptive = AdaptiveClip(
             target=config.clip_quantile, learning_rate=config.clip_learning_rate, count_stddev=sigma_b
         )
     secured = _secure(config, dimension, z_updates if private else math.inf)
-    strategy = _strategy(config, b, k)
+    with _options_named():
+        strategy = _strategy(config, b, k)
     origin = "public" if vocabulary_origin == "public" else "clients"
     notes = list(notes)
     if vocabulary_origin == "unstated":
         notes.append("the vocabulary's origin is not stated; it is taken as clients' text")
+    if private and config.insecure_noise_seed is None:
+        notes.append("the noise is pseudorandom, from a key of 64 bits: the guarantee is computational")
     if secured is not None:
         notes.append(
             "the simulation computes the modular sum of the clients' integers itself; in a deployment the masked-sum "
@@ -235,8 +247,11 @@ def _check(config: Config) -> None:
             raise InputError(f"{_option(name)} must be at least 0 and below 1, got {getattr(config, name)}")
     if not 0 <= config.server_cooldown <= config.rounds:
         raise InputError(f"--server-cooldown must be from 0 to --rounds, got {config.server_cooldown}")
-    if not 0 <= config.over_selection < math.inf:
-        raise InputError(f"--over-selection must be a finite number from 0, got {config.over_selection}")
+    if not 0 <= config.over_selection <= MOST_OVER_SELECTION:
+        raise InputError(
+            f"--over-selection must be a share of the report goal from 0 to {MOST_OVER_SELECTION}, got "
+            f"{config.over_selection}"
+        )
     for name in ("clip_norm", "clipped_count_stddev"):
         value = getattr(config, name)
         if value is not None and not SMALLEST <= value <= LARGEST:
@@ -245,8 +260,14 @@ def _check(config: Config) -> None:
         value = getattr(config, name)
         if value is not None and value > participation.MOST:
             raise InputError(f"{_option(name)} must be at most {participation.MOST}, got {value}")
-    if not 0 <= config.timer_jitter <= participation.MOST - config.rounds:
-        raise InputError(f"--timer-jitter must be a number of rounds from 0, got {config.timer_jitter}")
+    if not 0 <= config.timer_jitter <= config.rounds:
+        raise InputError(
+            f"--timer-jitter must be a number of rounds from 0 to --rounds {config.rounds}, got {config.timer_jitter}"
+        )
+    if config.buffers > MOST_BUFFERS:
+        raise InputError(
+            f"--buffers must be at most {MOST_BUFFERS} (more gain nothing), got {config.buffers}"
+        )
     if config.devices is not None and config.devices < 1:
         raise InputError(f"--devices must be at least 1, got {config.devices}")
     for name in ("seed", "insecure_noise_seed"):
@@ -288,13 +309,19 @@ def _participation(config: Config, population: int, selected: int) -> tuple[int,
         )
     b = config.min_separation
     if b is None:
-        b = max(1, min(rounds, n // selected) - config.timer_jitter)  # the longest wait is served too
-    k = participation.most_participations(rounds, b)
-    if config.max_participations is not None:
-        k = min(k, config.max_participations)
-    participation.check_capacity(
-        n, report_goal=selected, num_rounds=rounds, min_separation=b, max_participations=k
-    )
+        b = min(rounds, n // selected) - config.timer_jitter  # the longest wait is served too
+        if b < 1:
+            raise InputError(
+                f"--timer-jitter {config.timer_jitter} leaves no separation: {n} clients in rounds of {selected} can "
+                f"wait {n // selected} rounds; lower it, or give --min-separation"
+            )
+    most = participation.most_participations(rounds, b)
+    k = most if config.max_participations is None else min(most, config.max_participations)
+    # Who is cut off has started its timer, but has not taken part.
+    for goal, count in ((selected, most), (config.report_goal, k)):
+        participation.check_capacity(
+            n, report_goal=goal, num_rounds=rounds, min_separation=b, max_participations=count
+        )
     return b, k
 
 
@@ -338,6 +365,20 @@ def _mechanism(
             return noise.blt(strategy, config.restarts)
         case "banded":
             return noise.banded(strategy, config.restarts)
+
+
+@contextlib.contextmanager
+def _options_named() -> Iterator[None]:
+    """Turns a refusal of the library into one that names the command's options."""
+    names = {field.name: _option(field.name) for field in dataclasses.fields(Config)}
+    names["count_stddev"] = _option("clipped_count_stddev")
+    try:
+        yield
+    except InputError:
+        raise
+    except ValueError as error:
+        said = re.sub(r"[a-z]+(?:_[a-z]+)+", lambda found: names.get(found[0], found[0]), str(error))
+        raise InputError(said) from None
 
 
 def _option(name: str) -> str:

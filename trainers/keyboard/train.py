@@ -89,7 +89,11 @@ class Run:
             population=data.num_clients,
             vocabulary_origin=data.vocabulary.origin,
             dimension=self.dimension,
-            notes=[*notes, *([] if first_stage is None else [first_stage.note])],
+            notes=[
+                *notes,
+                *([] if first_stage is None else [first_stage.note]),
+                *([plan.HOURS] if config.availability == "diurnal" and data.hours is not None else []),
+            ],
             deployment_share=deployment_share,
         )
         self.server = server_optimizer(config)

@@ -1,5 +1,6 @@
 """Who takes part in a run: limits kept, timers with jitter, rounds that cannot be filled."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,7 +11,7 @@ from accounting import reporting
 from tests.trainers.keyboard import toy
 from trainers.common import checkpoint, metrics
 from trainers.common.errors import InputError
-from trainers.keyboard import corpus, session, train
+from trainers.keyboard import corpus, plan, session, train
 from trainers.keyboard.train import Run
 
 
@@ -46,6 +47,42 @@ def test_jitter_lengthens_waits_and_leaves_the_default_separation_room(tmp_path)
     ready = np.asarray(state.devices.ready)
     last = np.asarray(state.devices.last)
     assert set((ready - last)[last >= 0]) == {4, 5, 6}
+
+
+def test_who_was_cut_off_has_not_taken_part(tmp_path):
+    """24 clients make up 6 rounds of 4 with one participation each, however many more are asked."""
+    changes = {"max_participations": 1, "min_separation": 1, "rounds": 6}
+    made, _ = drawing(tmp_path, over_selection=0.5, **changes)
+    assert made.plan.selected == 6
+    with pytest.raises(InputError, match=r"4 x 7 = 28 .*raise --max-participations to 2 .*--report-goal"):
+        drawing(tmp_path, over_selection=0.5, **changes | {"rounds": 7})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"timer_jitter": 7}, "--timer-jitter must be a number of rounds from 0 to --rounds 6"),
+        ({"timer_jitter": 6}, "--timer-jitter 6 leaves no separation: 24 clients in rounds of 4 can wait 6"),
+        ({"over_selection": 1e308}, "--over-selection must be a share of the report goal from 0 to 1000"),
+        ({"mechanism": "blt", "buffers": 21}, "--buffers must be at most 20"),
+        (
+            {"clip": "adaptive", "noise_multiplier": 1.0, "clipped_count_stddev": 0.25},
+            "raise --clipped-count-stddev",
+        ),
+        ({"min_separation": 7, "report_goal": 5}, "lower --min-separation to 4, or --report-goal to 4"),
+    ],
+)
+def test_limits_that_no_run_could_keep_are_refused_by_option(tmp_path, changes, says):
+    with pytest.raises(InputError) as caught:
+        drawing(tmp_path, **changes)
+    assert says in str(caught.value)
+
+
+def test_hours_of_the_devices_own_examples_are_said_to_be_not_covered(tmp_path):
+    made, _ = drawing(tmp_path, availability="diurnal")
+    assert plan.HOURS not in made.plan.record.notes
+    data = dataclasses.replace(made.data, hours=[np.array([3.0])] * made.data.num_clients)
+    assert plan.HOURS in Run(made.config, data, tmp_path).plan.record.notes
 
 
 def test_a_round_that_no_retry_can_fill_stops_at_once(tmp_path):
