@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from jaxpriv import pq
-from trainers.common import files, parallel_text, progress
+from trainers.common import files, pairs, parallel_text, progress
 from trainers.common.errors import InputError
 from trainers.translation import checks, data, datastore, decode, memory, meta_k, release, retrieval, session
 from trainers.translation.config import MAX_BEAMS, MAX_K, Required
@@ -114,10 +114,11 @@ def run_translate(config: TranslateConfig) -> Result:
     checks.check_search(config.search)
     if config.output is not None:
         files.require_writable(config.output, "--output")
-    lines = parallel_text.read_lines(config.input)
+    lines = [pairs.clean(line) for line in parallel_text.read_lines(config.input)]  # as the model was trained
     model = data.load(config.model)
     stepper, weights = _way(config, model)
     sources = model.vocabulary.encode(lines)
+    decode.check_lengths(sources, f"{config.input}, line")
     start = time.process_time()
     with progress.bar(total=sum(len(s) > 0 for s in sources), what="translating", unit="line") as bar:
         found = decode.search(

@@ -23,12 +23,20 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from trainers.common.errors import InputError
 from trainers.translation import batches
 from trainers.translation import model as models
 from trainers.translation.model import END, PAD, UNK
 
 Weights = Any
 RowCache = Any
+
+LONGEST = 8192
+"""Pieces of a source at most, end mark included: more is no sentence, and takes hours."""
+ORDINARY = 256
+"""Sources of so many pieces share batches; longer ones stand in batches of their own kind, of fewer rows."""
+ROOM = 16_384, 65_536
+"""Source positions of a batch at most, and those times beams: what bounds the memory of a batch of long sources."""
 
 
 @dataclass(frozen=True)
@@ -313,18 +321,22 @@ def search(
     Args:
       sources: pieces without end marks; an empty one gives an empty hypothesis of score 0 without running the
       model. beams: 1 takes the likeliest piece at every step; more keeps that many hypotheses.
-      rows: sentences a batch; changes speed only.
+      rows: sentences a batch; changes speed only. Of long sources there are fewer, so that memory is bounded.
       progress: called with the number of sentences done since the last call.
+
+    Raises:
+      InputError: a source has more than `LONGEST` pieces.
     """
     if beams < 1:
         raise ValueError(f"beams must be at least 1, got {beams=}")
     if rows < 1:
         raise ValueError(f"rows must be at least 1, got {rows=}")
+    check_lengths(sources)
     out: list[Hypothesis] = [Hypothesis(np.zeros(0, np.int32), 0.0, True)] * len(sources)
-    for members, length in _source_batches(sources, rows):
-        source = jnp.asarray(batches.pad([sources[i] for i in members], length, rows=rows))
+    for members, length, height in _source_batches(sources, rows, beams):
+        source = jnp.asarray(batches.pad([sources[i] for i in members], length, rows=height))
         max_length = length_limit(length)
-        owners = np.concatenate([members, np.full(rows - len(members), -1)])
+        owners = np.concatenate([members, np.full(height - len(members), -1)])
         if beams == 1:
             state = _greedy_start(stepper, weights, source, max_length)
         else:
@@ -351,21 +363,46 @@ def search(
     return out
 
 
-def _source_batches(sources, rows: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Batches of non-empty sources of like length, as `(indices, padded length)`."""
+def check_lengths(sources: Sequence[np.ndarray], what: str = "sentence") -> None:
+    """Refuses the first source that is too long for `search`; `what` stands before its number."""
+    for number, source in enumerate(sources, 1):
+        if len(source) >= LONGEST:
+            raise InputError(
+                f"{what} {number} has {len(source)} pieces, at most {LONGEST - 1} are translated; "
+                "divide it into sentences"
+            )
+
+
+def _source_batches(sources, rows: int, beams: int) -> Iterator[tuple[np.ndarray, int, int]]:
+    """Batches of non-empty sources of like length, as `(indices, padded length, rows)`.
+
+    Ordinary sources always make `rows` rows; of long ones there are as many rows as there is `ROOM` for, or as there
+    are sources, in powers of two: a row that only fills up costs as much as one that does not.
+    """
     sizes = np.array([len(s) + 1 for s in sources], np.int64)
     filled = np.flatnonzero(sizes > 1)
     order = filled[np.argsort(sizes[filled], kind="stable")]
-    for i in range(0, len(order), rows):
-        members = order[i : i + rows]
-        yield members, _source_bucket(int(sizes[members].max()))
+    lengths = np.array([_source_bucket(int(size)) for size in sizes[order]], np.int64)
+    kinds = np.maximum(lengths, ORDINARY)
+    for kind in np.unique(kinds).tolist():
+        of_kind, most = order[kinds == kind], _rows_at_once(kind, rows, beams)
+        for i in range(0, len(of_kind), most):
+            members = of_kind[i : i + most]
+            length = _source_bucket(int(sizes[members].max()))
+            few = kind > ORDINARY or most < rows
+            yield members, length, min(most, _power_of_two(len(members))) if few else rows
+
+
+def _rows_at_once(length: int, rows: int, beams: int) -> int:
+    """Rows of a batch of sources of this length: never more than `rows`, and fewer where memory would not hold them."""
+    return max(1, min(rows, ROOM[0] // length, ROOM[1] // (length * beams)))
 
 
 def _source_bucket(length: int) -> int:
-    """16, 32, 64, 128, 256, then multiples of 256: few shapes, since the search over a store outweighs
-    padding.
-    """
-    for size in (16, 32, 64, 128):
-        if length <= size:
-            return size
-    return -(-length // 256) * 256
+    """16, 32, 64, ...: few shapes, since the search over a store outweighs padding."""
+    return max(16, _power_of_two(length))
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest that is at least n."""
+    return 1 << (n - 1).bit_length()

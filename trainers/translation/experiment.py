@@ -158,6 +158,7 @@ class Bench:
         for domain, pairs in sets.items():
             pairs = sample(pairs, most)
             sources = self.model.vocabulary.encode(p.source for p in pairs)
+            decode.check_lengths(sources, f"{domain}: test sentence")
             names = sorted({p.sub for p in pairs}) if domain != corpora.GENERAL else []
             parts = {n: [i for i, p in enumerate(pairs) if p.sub == n] for n in names}
             parts = parts if 1 < len(parts) <= 4 else {}

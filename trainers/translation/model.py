@@ -18,6 +18,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from trainers.translation.config import ModelConfig
 
 PAD, UNK, END = 0, 1, 2
+WHOLE, PART = 1024, 256
+"""Positions that attend at once, and how many of a longer row do: the memory of attention is linear in its length."""
 Params = Any
 
 
@@ -61,6 +63,28 @@ def _attend(query, key, value, mask):
     """Softmax attention; `query [rows, heads, q, d]`, `key`/`value [rows, heads, k, d]`, mask broadcastable
     to scores.
     """
+    length = query.shape[2]
+    if length <= WHOLE:
+        return _attend_at_once(query, key, value, mask)
+    queries = _parts(query)
+    if mask.shape[2] == 1:
+        seen = jax.lax.map(lambda q: _attend_at_once(q, key, value, mask), queries)
+    else:
+        seen = jax.lax.map(
+            lambda part: _attend_at_once(part[0], key, value, part[1]), (queries, _parts(mask))
+        )
+    parts, rows, heads, _, dim = seen.shape
+    return jnp.moveaxis(seen, 0, 2).reshape(rows, heads, parts * PART, dim)[:, :, :length]
+
+
+def _parts(x):
+    """`[parts, rows, heads, PART, n]` of `[rows, heads, length, n]`, the last part filled up with zeros."""
+    rows, heads, length, n = x.shape
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, -length % PART), (0, 0)))
+    return jnp.moveaxis(x.reshape(rows, heads, -1, PART, n), 2, 0)
+
+
+def _attend_at_once(query, key, value, mask):
     scores = jnp.einsum("rhqd,rhkd->rhqk", query, key) * query.shape[-1] ** -0.5
     # A finite floor, not -inf: a padded row may have nothing to attend to, and must stay finite.
     weights = jax.nn.softmax(jnp.where(mask, scores, -1e9), axis=-1)

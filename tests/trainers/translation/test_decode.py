@@ -1,11 +1,14 @@
 """Greedy and beam decoding against slow twins without cache or batch, and their edges."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.trainers.translation.test_model import teacher_forced, tiny
+from trainers.common.errors import InputError
 from trainers.translation import batches, decode
 from trainers.translation import model as models
 
@@ -152,6 +155,47 @@ def test_no_recompilation_a_sentence(sharp):
     before = decode._greedy_run._cache_size()
     decode.search(stepper, params, sources(2, 3, 5, 8, 13, 1, 4, 6, 7), rows=4)
     assert decode._greedy_run._cache_size() == before
+
+
+def test_long_sources_stand_in_small_batches_of_their_own(sharp):
+    """Rows times padded length is bounded, ordinary batches stay as they were, and shapes are few."""
+    shapes = []
+
+    def start(weights, source, max_length):
+        shapes.append(source.shape)  # once a compiled shape
+        return source[:, :1]
+
+    stepper = dataclasses.replace(constant([1e-9, 1e-9, 0.9, 0.05, 0.05]), start=start)
+    texts = sources(*[5] * 70, *[100] * 20, 250, *[400] * 40, *[700] * 20, *[1800] * 5, 3000)
+    out = decode.search(stepper, None, texts)
+    assert len(out) == len(texts)
+    ordinary = [(32, 16), (32, 256)]
+    assert shapes == [*ordinary, (32, 512), (8, 512), (16, 1024), (4, 1024), (8, 2048), (1, 4096)]
+    for beams in (1, 4, 64):
+        for length in (16, 256, 512, 1024, 2048, 8192):
+            rows = decode._rows_at_once(length, 32, beams)
+            assert rows == 32 or length > 512 or length * beams > 2048
+            assert rows == 1 or (rows * length <= 16_384 and rows * length * beams <= 65_536)
+
+
+def test_a_long_source_takes_memory_linear_in_its_length(sharp):
+    """2,048 positions would have 17 MB of scores a head at once, of which 2 MB are held."""
+    graphdef, params = sharp
+
+    def encoded(length):
+        encode = jax.jit(lambda params, source: models.merge(graphdef, params).encode(source))
+        lowered = encode.lower(params, jax.ShapeDtypeStruct((1, length), jnp.int32))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    half, whole = encoded(2048), encoded(4096)
+    assert half < 2 * 2048 * 2048 * 4 / 2
+    assert whole < 2.5 * half
+
+
+def test_a_source_that_is_too_long_is_named(sharp):
+    texts = [*sources(3), np.full(decode.LONGEST, 5, np.int32)]
+    with pytest.raises(InputError, match="sentence 2 has 8192 pieces, at most 8191"):
+        decode.search(decode.plain(sharp[0]), sharp[1], texts)
 
 
 def test_an_ensemble_of_one_is_the_model_and_of_two_the_mean(sharp):

@@ -158,3 +158,13 @@ def test_in_order_gives_every_example_at_its_index():
         assert (batch.targets[len(index) :] == 0).all()
         seen += list(index)
     assert sorted(seen) == list(range(100))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_long_rows_attend_in_parts_as_at_once(causal):
+    rng = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(rng.normal(size=(2, 2, 1100, 4)), jnp.float32) for _ in range(3))
+    mask = jnp.asarray(rng.random((2, 1, 1, 1100)) < 0.9)
+    mask = jnp.tril(jnp.ones((1100, 1100), bool))[None, None] if causal else mask
+    whole = jax.jit(models._attend_at_once)(query, key, value, mask)
+    np.testing.assert_allclose(jax.jit(models._attend)(query, key, value, mask), whole, atol=1e-6)

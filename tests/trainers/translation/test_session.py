@@ -286,6 +286,39 @@ def test_lines_are_translated_as_when_alone(small_run, tmp_path, capsys):
     assert [last] == told("world\n")
 
 
+def test_a_line_of_a_thousand_words_among_short_ones(small_run, tmp_path, capsys):
+    """It is translated as when alone, in a batch of its own; one beyond all measure is named."""
+    long, short = "house garden " * 500, ["house", "tree river", *["way"] * 7]
+    told = []
+    for lines in ([*short[:4], long, *short[4:]], short, [long]):
+        (tmp_path / "text").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        status, out = run(capsys, "translate", "--model", small_run / "public", "--input", tmp_path / "text")
+        assert status == 0
+        told.append(out["translations"])
+    together, apart, (alone,) = told
+    assert together[4] == alone
+    assert together[:4] + together[5:] == apart
+    (tmp_path / "text").write_text("house\n" + "house " * 9000 + "\n", encoding="utf-8")
+    argv = ["translate", "--model", small_run / "public", "--input", tmp_path / "text"]
+    refused(tmp_path, capsys, f"{tmp_path / 'text'}, line 2 has", *argv)
+
+
+def test_lines_are_cleaned_as_training_pairs_are(small_run, tmp_path, capsys):
+    """Composed and decomposed letters, a byte order mark inside, blanks of other kinds: what looks equal is equal."""
+    lines = [
+        "caf\u00e9 house",
+        "cafe\u0301 house",
+        "\ufeffcaf\u00e9 house",
+        "caf\u00e9\u00a0house",
+        "caf\u00e9\u2003 house ",
+    ]
+    (tmp_path / "text").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    status, out = run(capsys, "translate", "--model", small_run / "public", "--input", tmp_path / "text")
+    assert status == 0
+    assert len(out["translations"]) == len(lines)
+    assert len(set(out["translations"])) == 1
+
+
 def test_a_memory_smaller_than_k_and_than_the_shadow_is_searched(small_run, tmp_path, capsys):
     public = small_run / "public"
     source = tmp_path / "three.train.jsonl"
