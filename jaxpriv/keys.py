@@ -59,24 +59,6 @@ def for_client(
     return fold(key, client_id)
 
 
-def for_clients(
-    key: Key[Array, ""], client_ids: Int[Array, " clients"] | UInt32[Array, " clients"] | np.ndarray
-) -> Key[Array, " clients"]:
-    """One key a client, row by row equal to `for_client`.
-
-    Args:
-      client_ids: integers of 32 bits (jax), or numpy integers of any width: JAX without 64-bit mode would
-        drop the upper half of an int64, so those are taken apart on the host.
-    """
-    if isinstance(client_ids, np.ndarray):
-        words = id_words(client_ids)
-        high, low = jnp.asarray(words[:, 0]), jnp.asarray(words[:, 1])
-    else:
-        low = client_ids.astype(jnp.uint32)
-        high = jnp.zeros_like(low)
-    return jax.vmap(_fold, (None, 0, 0))(key, high, low)
-
-
 def fold(
     key: Key[Array, ""], number: int | np.integer | Int[Array, ""] | UInt32[Array, ""]
 ) -> Key[Array, ""]:
@@ -91,20 +73,6 @@ def fold(
     if not 0 <= number < 2**64:
         raise ValueError(f"a number folded into a key must be from 0 to 2**64 - 1, got {number}")
     return _fold(key, number >> 32, number & WORD)
-
-
-def id_words(ids: np.ndarray) -> UInt32[np.ndarray, "ids 2"]:
-    """The upper and lower 32 bits of non-negative integer ids.
-
-    Raises:
-      ValueError: ids that are not a vector of integers, or a negative one.
-    """
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"client ids must be a vector of integers, got {ids.dtype} of shape {ids.shape}")
-    if ids.size and ids.min() < 0:
-        raise ValueError(f"client ids must not be negative, got {ids.min()}")
-    wide = ids.astype(np.uint64)
-    return np.stack([wide >> np.uint64(32), wide & np.uint64(WORD)], 1).astype(np.uint32)
 
 
 def _fold(key, high, low):

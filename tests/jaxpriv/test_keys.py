@@ -39,20 +39,11 @@ def test_streams_rounds_and_clients_all_differ():
     assert data(keys.stream(keys.root(3), "noise")) == data(noise)
 
 
-def test_client_keys_follow_the_id_whatever_the_slot():
-    key = keys.for_round(keys.root(0), 4)
-    ids = np.array([7, 2**40 + 7, 0, 2**63], np.uint64)
-    forward, backward = keys.for_clients(key, ids), keys.for_clients(key, ids[::-1])
-    for slot, client in enumerate(ids):
-        assert data(forward[slot]) == data(backward[-1 - slot]) == data(keys.for_client(key, int(client)))
-    assert len({data(k) for k in forward}) == len(ids)
-
-
 def test_traced_numbers_give_the_same_keys_as_ints():
     key = keys.root(9)
     traced = jax.jit(keys.for_round)(key, jnp.int32(17))
     assert data(traced) == data(keys.for_round(key, 17)) == data(keys.for_round(key, np.int64(17)))
-    by_vector = jax.jit(keys.for_clients)(key, jnp.arange(5))
+    by_vector = jax.vmap(keys.for_client, (None, 0))(key, jnp.arange(5))
     assert data(by_vector[3]) == data(keys.for_client(key, 3))
 
 
@@ -60,10 +51,3 @@ def test_traced_numbers_give_the_same_keys_as_ints():
 def test_numbers_of_no_key_are_refused(number):
     with pytest.raises(ValueError, match="from 0 to"):
         keys.for_client(keys.root(0), number)
-
-
-def test_ids_that_are_no_ids_are_refused():
-    with pytest.raises(ValueError, match="must not be negative, got -3"):
-        keys.for_clients(keys.root(0), np.array([1, -3]))
-    with pytest.raises(ValueError, match="vector of integers"):
-        keys.id_words(np.array([1.0, 2.0]))

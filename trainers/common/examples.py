@@ -146,9 +146,13 @@ class Collector:
 
     def _hours(self, record: dict[str, Any], count: int) -> list[int]:
         name = self.fields.hour
-        if name is None or self.first is None or self.first.get(name) is None:
+        if name is None or self.first is None:
             return []
         value = record.get(name)
+        if self.first.get(name) is None:  # the first whole record decides, as for tokens
+            if value is not None:
+                raise BadRecord(f"{name!r} is in some records only")
+            return []
         given: list[Any] = value if isinstance(value, list) else [value] * count
         try:
             hours = [int(hour) for hour in given]

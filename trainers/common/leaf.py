@@ -45,12 +45,17 @@ def rows(path: Path) -> Iterator[Row]:
     if not isinstance(users, list) or not isinstance(user_data, dict):
         raise InputError(f"{path}: LEAF needs a list `users` and an object `user_data`; one is missing")
     promised = data.get("num_samples")
+    seen = set()
     for number, user in enumerate(users):
         where = f"user {user!r}"
         content = user_data.get(user) if isinstance(user, str) else None
         if not isinstance(content, dict) or not isinstance(content.get("x"), list):
             yield Row(where, None, "no list `x` in user_data")
             continue
+        if user in seen:
+            yield Row(where, None, "stands twice in `users`, so its examples would count twice")
+            continue
+        seen.add(user)
         x, y = content["x"], content.get("y")
         if isinstance(promised, list) and number < len(promised) and promised[number] != len(x):
             yield Row(where, None, f"num_samples says {promised[number]}, user_data holds {len(x)} examples")

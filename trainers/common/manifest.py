@@ -42,7 +42,11 @@ def config_dict(config: Any) -> dict[str, Any]:
 def write(
     run_dir: files.PathLike, *, command: str, config: Any, digests: dict[str, str], **facts: Any
 ) -> None:
-    """Writes `config.json` and `manifest.json` into `run_dir`. Neither may hold a secret key."""
+    """Writes `config.json` and `manifest.json` into `run_dir`. Neither may hold a secret key.
+
+    The manifest holds digests of private data, by which who has all but one record can test guesses of it: only the
+    owner can read it.
+    """
     import jax
 
     folder = pathlib.Path(run_dir)
@@ -56,7 +60,7 @@ def write(
         "digests": digests,
         **facts,
     }
-    with files.atomic_write(folder / "manifest.json") as file:
+    with files.atomic_write(folder / "manifest.json", permissions=0o600) as file:
         json.dump(record, file, indent=2)
         file.write("\n")
     with files.atomic_write(folder / "config.json") as file:  # last: a folder that has it is a whole run's

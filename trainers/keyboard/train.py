@@ -5,7 +5,8 @@
 trains on the docstrings of installed packages: some minutes on two cores, and prints the private model beside the
 same model without noise and an n-gram, then the privacy statement. Everything goes to the run folder:
 
-    config.json manifest.json           what was asked for, what ran
+    config.json                         what was asked for
+    manifest.json                       what ran, with digests of the data (owner only)
     mechanism.json participation.jsonl  what the accountant needs (`jaxpriv account report RUN_DIR`)
     privacy.json privacy.md             the statement
     metrics.jsonl                       by round: released figures, and evaluations (which no guarantee covers)

@@ -312,6 +312,17 @@ def test_hours_out_of_range(tmp_path):
     assert "row 1: 'hour'" in refusal(tmp_path / "d.parquet")
 
 
+def test_hours_that_the_first_record_lacks_are_not_dropped_in_silence(tmp_path):
+    records = [{"client_id": "a", "text": "x"}, {"client_id": "b", "text": "x", "hour": 99}]
+    assert "line 2: 'hour' is in some records only" in refusal(write_jsonl(tmp_path / "d.jsonl", records))
+    pq.write_table(
+        pa.table({"client_id": ["a", "b"], "text": ["x", "x"], "hour": [None, 3]}), tmp_path / "d.parquet"
+    )
+    assert "row 2: 'hour'" in refusal(tmp_path / "d.parquet")
+    nowhere = [{"client_id": "a", "text": "x"}, {"client_id": "b", "text": "x", "hour": None}]
+    assert readers.read_clients(write_jsonl(tmp_path / "d.jsonl", nowhere)).hours is None
+
+
 # Splits.
 
 

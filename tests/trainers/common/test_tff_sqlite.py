@@ -182,6 +182,10 @@ def test_leaf_that_is_no_text_or_miscounts(tmp_path):
     assert readers.read_clients(leaf(tmp_path, image), skip_bad=True).ids == ["v"]
     with pytest.raises(InputError, match="num_samples says 5"):
         readers.read_clients(leaf(tmp_path, {"u": {"x": ["a"], "y": ["b"]}}, num_samples=[5]))
+    twice = {"users": ["u", "u"], "num_samples": [1, 1], "user_data": {"u": {"x": ["a"], "y": ["b"]}}}
+    (tmp_path / "leaf.json").write_text(json.dumps(twice))
+    with pytest.raises(InputError, match="user 'u': stands twice in `users`"):
+        readers.read_clients(tmp_path / "leaf.json")
     (tmp_path / "leaf.json").write_text('{"users": ["u"], "user_data"')
     with pytest.raises(InputError, match="not valid JSON"):
         readers.read_clients(tmp_path / "leaf.json")

@@ -94,7 +94,7 @@ def test_a_run_leaves_what_it_promises(whole):
     assert result["simulation"] is True  # the toy's noise comes from a public seed
     assert 0 <= result["top1_words"] <= 100
     assert stat.S_IMODE((folder / "checkpoints").stat().st_mode) == 0o700
-    for name in ("participation.jsonl", "operator.jsonl", "timing.jsonl"):
+    for name in ("participation.jsonl", "operator.jsonl", "timing.jsonl", "manifest.json"):
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600, name
     assert "simulation" in text.lower()
     # The n-gram is scored on the test clients for the table, and on what the curves are scored on for the picture.
