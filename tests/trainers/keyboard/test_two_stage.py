@@ -315,11 +315,11 @@ def test_a_stage_says_that_it_is_one_and_is_not_exported_alone(whole, tmp_path):
         ({"clip_search_report_goal": 1000}, "1000"),
         ({"clip_search_noise_multiplier": 0.0}, "--clip-search-noise-multiplier must be"),
         ({"clip_search_restarts": (9,)}, "restarts"),
-        ({"clipped_count_stddev": 0.01}, "count_stddev"),
+        ({"clipped_count_stddev": 0.01}, "--clipped-count-stddev"),
         ({"restarts": (7,)}, "--restarts"),
         # The second stage alone: its places, calendar, bits and noise.
         ({"report_goal": 25}, "--report-goal"),
-        ({"rounds": 40, "max_participations": 6}, "max_participations"),
+        ({"rounds": 40, "max_participations": 6}, "--max-participations"),
         ({"rounds": 12, "min_separation": 12, "clip_search_report_goal": 1}, "cannot fill rounds of 4"),
         ({"secure_aggregation": "secagg", "secagg_bits": 8, "report_goal": 24}, "--secagg-bits 8"),
         ({"noise_multiplier": 1e31, "clip_search_noise_multiplier": 0.4}, "--noise-multiplier"),
