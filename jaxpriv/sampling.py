@@ -5,7 +5,8 @@ delta = 1e-10 a release that uses it has no right to its claim. Every draw here 
 value (`words`), which costs less than JAX's own 32, and is bit-identical for the same key however the
 array is sharded, batched or jitted (on one kind of hardware).
 
-Float32 values are rounded; the claims that rest on continuous draws assume real arithmetic, and say so.
+Float32 values are rounded; the claims that rest on continuous draws assume real arithmetic, and say so. Where single
+noisy counts are published, `rounded_normal` and `discrete_gaussian` draw integers whose law is exact.
 """
 
 from functools import partial
@@ -22,6 +23,7 @@ from jaxpriv._exact import (
     level_log_probabilities,
     level_weights,
 )
+from jaxpriv._rounded import rounded_normal, rounded_residual
 from jaxpriv._words import blocks, draw_key, once, words
 
 __all__ = [
@@ -36,6 +38,8 @@ __all__ = [
     "level_weights",
     "normal",
     "normal_like",
+    "rounded_normal",
+    "rounded_residual",
 ]
 
 # With p = P(|X| > x), q = 1 - p and w = -log(p (1 + q)), the ratio x / q is smooth in w. Minimax-like fits in

@@ -51,3 +51,10 @@ def level_from_uniform(uniform: int, counts: list[int], step: float) -> int:
         if point < running:
             return level
     return best
+
+
+def rounded_tail(border: int, stddev: float) -> int:
+    """2^256 P[|X| >= border] for a normal rounded to integers, rounded up, in 120-digit arithmetic."""
+    with mpmath.workdps(120):
+        at = (mpmath.mpf(border) - mpmath.mpf("0.5")) / (mpmath.mpf(stddev) * mpmath.sqrt(2))
+        return int(mpmath.ceil(mpmath.erfc(at) * mpmath.mpf(2) ** 256))

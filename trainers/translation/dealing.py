@@ -25,7 +25,7 @@ def parse(setting: str) -> tuple[str, float]:
     """`non_iid`, `iid`, `non_iid:6`, `iid:12` or `alpha:0.4` as a kind and its number (clients, or the
     ratio).
     """
-    match = re.fullmatch(r"(non_iid|iid)(?::(0*[1-9]\d{0,5}))?|(alpha):([01](?:\.0*)?|0?\.\d+)", setting)
+    match = re.fullmatch(r"(non_iid|iid)(?::([1-9]\d{0,5}))?|(alpha):([01](?:\.0*)?|0?\.\d+)", setting)
     if match is None:
         raise InputError(
             f"unknown setting {setting!r}: use non_iid, iid, non_iid:N, iid:N (N clients, at least one) or "

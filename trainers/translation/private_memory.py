@@ -158,18 +158,20 @@ def _check(config: PrivateConfig) -> float:
 
 
 def _check_adjacency(config: PrivateConfig, run: Config, domains: Sequence[str]) -> None:
-    """Refuses runs where one pair more or less would change what others' pairs do."""
-    if config.adjacency != "add-remove" or not config.epsilons:
+    """Refuses runs where a pair changes what others' pairs do, whatever the adjacency: one that is exchanged for a pair
+    that its hash sets aside for testing leaves one pair fewer, and the others move up or are dealt anew.
+    """
+    if not config.epsilons:
         return
     if run.client_pairs:
         raise InputError(
-            f"the run has --client-pairs {run.client_pairs}, where one pair more displaces another; give "
-            "--adjacency replace-one, or a run without it"
+            f"the run has --client-pairs {run.client_pairs}, where a pair displaces another; give a run without it, or "
+            "--epsilons with nothing behind it"
         )
     if not dealing.by_domain(run.settings[0], len(domains)):
         raise InputError(
-            f"in the run's setting {run.settings[0]} one pair more changes who holds the others; give --adjacency "
-            "replace-one, or a run whose first setting is non_iid"
+            f"in the run's setting {run.settings[0]} a pair changes who holds the others; give a run whose first "
+            "setting is non_iid, or --epsilons with nothing behind it"
         )
 
 

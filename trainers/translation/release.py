@@ -3,20 +3,20 @@
 The filter is a habit, not a guarantee (epsilon: none): whether a record passes depends on the other sentences. The
 histogram is private: sentences fill buckets (cell of a public coarse quantizer, value), each client adds Gaussian noise
 to its own counts and drops what does not exceed a threshold, *before* encryption, because the other members are the
-adversary. What leaves is (centroid, value, noisy count). `accounting` says what it guarantees.
+adversary. What leaves is (centroid, value, noisy count). `accounting` says what it guarantees; noisy counts are rounded
+to a public grid, which is post-processing, and their law is exact there (`sampling.rounded_normal`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-import scipy.stats
 
 import accounting
 from accounting import PrivacyStatement
@@ -24,32 +24,23 @@ from accounting.statement import ADJACENCY_WORDS
 from jaxpriv import sampling
 from trainers.common.errors import InputError
 
-LARGEST = 9.155  # of `sampling.normal`
-GRID = 2.0**-10  # noise is rounded to it, so that a count plus noise is exact and its last bits tell nothing
+LEAST_DELTA, DELTA_BELOW = 1e-18, 0.01
+LARGEST_EPSILON = 100.0
+LARGEST_STDDEV = 2.0**30  # of `sampling.rounded_normal`
+MOST_BUCKETS = 2**16
 
 
-def frequent(
-    values: np.ndarray,
-    sentences: np.ndarray,
-    *,
-    min_sentences: int,
-    cells: np.ndarray | None = None,
-    opt_out: Collection[int] = (),
-) -> np.ndarray:
+def frequent(values: np.ndarray, sentences: np.ndarray, *, min_sentences: int) -> np.ndarray:
     """Returns which records may leave: those whose value occurs in at least `min_sentences` sentences of this client.
 
     Args:
       values, sentences: token id and sentence number of every record.
-      cells: uint8 [n, subspaces], coarse codes; then (cell, value) must occur that often, which is stricter.
-      opt_out: sentence numbers that never leave and are not counted.
     """
     if min_sentences < 1:
         raise ValueError(f"min_sentences must be at least 1, got {min_sentences=}")
-    stays = ~np.isin(sentences, np.asarray(sorted(opt_out), np.int64))
-    buckets = _bucket_numbers(values, cells)
-    pairs = np.unique(np.stack([buckets[stays], np.asarray(sentences)[stays]]), axis=1)
-    counts = np.bincount(pairs[0].astype(np.int64), minlength=int(buckets.max(initial=-1)) + 1)
-    return stays & (counts[buckets] >= min_sentences)
+    kinds, number = np.unique(np.asarray(values, np.int64), return_inverse=True)
+    pairs = np.unique(np.stack([number, np.asarray(sentences, np.int64)]), axis=1)
+    return np.bincount(pairs[0], minlength=len(kinds))[number] >= min_sentences
 
 
 class Histogram(NamedTuple):
@@ -82,14 +73,26 @@ class ReleaseConfig:
     def __post_init__(self):
         if self.unit not in ("sentence", "client"):
             raise ValueError(f"unit must be 'sentence' or 'client', got {self.unit!r}")
-        if not self.stddev > 0:
+        if self.adjacency not in ("add-remove", "zero-out", "replace-one"):
+            raise ValueError(f"adjacency must be add-remove, zero-out or replace-one, got {self.adjacency!r}")
+        if not 0 < self.stddev <= LARGEST_STDDEV:
             raise ValueError(
-                f"stddev must be positive, got {self.stddev=}; a release without noise has no epsilon"
+                f"stddev must be positive and at most 2^30, got {self.stddev=}; a release without noise has no epsilon"
             )
-        if self.max_buckets < 1:
-            raise ValueError(f"max_buckets must be at least 1, got {self.max_buckets=}")
-        if not self.threshold > 1:
+        if type(self.max_buckets) is not int or not 1 <= self.max_buckets <= MOST_BUCKETS:
+            raise ValueError(
+                f"max_buckets must be an integer in [1, {MOST_BUCKETS}], got {self.max_buckets!r:.20}"
+            )
+        if not 1 < self.threshold < math.inf:
             raise ValueError(f"threshold must be more than 1 (a unit's own weight), got {self.threshold=}")
+
+
+def grid(stddev: float) -> float:
+    """What noisy counts are multiples of: a power of two, about a thousandth of the stddev and at most 1.
+
+    True counts are multiples of it too, so that a count plus rounded noise is the noisy count, rounded.
+    """
+    return 2.0 ** min(0, max(-20, math.frexp(stddev)[1] - 11))
 
 
 def histogram(
@@ -122,53 +125,65 @@ def histogram(
 def release(key: jax.Array, counts: Histogram, config: ReleaseConfig) -> Histogram:
     """Returns the buckets whose noisy count exceeds the threshold, with that count: differentially private.
 
-    Buckets that nobody filled get no noise and never appear: that is what the threshold pays for (`guarantee`). The
-    key must be secret (`trainers.common.entropy`), and used for this alone.
+    Buckets that nobody filled get no noise and never appear: that is what the threshold pays for (`epsilon`). The
+    key must be secret (`trainers.common.entropy`), and used for this alone. Shown is what exceeds the threshold by
+    half a step of the grid, so that the noisy count before rounding exceeds it as well.
     """
-    noise = np.asarray(sampling.normal(key, (len(counts.counts),)), np.float64) * config.stddev
-    noisy = counts.counts + np.round(noise / GRID) * GRID
-    shown = noisy > config.threshold
+    step = grid(config.stddev)
+    noisy = counts.counts + step * sampling.rounded_normal(
+        key, counts.counts.shape, stddev=config.stddev / step
+    )
+    shown = noisy - step / 2 >= config.threshold
     return Histogram(counts.cells[shown], counts.values[shown], noisy[shown].astype(np.float32))
 
 
 def check(epsilon: float, delta: float, max_buckets: int, *, option: str = "epsilon") -> None:
     """Refuses what no release serves, in one line.
 
-    A delta of 1e-18 is where draws of 64 bits, whose largest is 9.155 standard deviations (2^-65), begin to be told
-    from a Gaussian's; `lost` takes their share from any delta. From 0.01 on, publishing one pair in a hundred
-    would satisfy the definition.
+    A noise key holds 64 bits: 2^-64, the chance of guessing it, is not to weigh beside delta. From 0.01 on,
+    publishing one pair in a hundred would satisfy the definition, and an epsilon of more than 100 promises nothing
+    either.
     """
     if not 0 < epsilon < math.inf:
         raise InputError(f"{option} must be positive, got {epsilon}")
-    if max_buckets < 1:
-        raise InputError(f"--max-buckets must be at least 1, got {max_buckets}")
-    if not 1e-18 <= delta < 0.01:
+    if epsilon > LARGEST_EPSILON:
         raise InputError(
-            f"--delta must be in [1e-18, 0.01), well below one in the number of pairs, got {delta}: noise from 64 bits "
-            "serves no smaller one, and a larger one promises nothing"
+            f"{option} must be at most {LARGEST_EPSILON:g}, got {epsilon}: more promises nothing"
+        )
+    if not 1 <= max_buckets <= MOST_BUCKETS:
+        raise InputError(f"--max-buckets must be in [1, {MOST_BUCKETS}], got {max_buckets!s:.20}")
+    if not LEAST_DELTA <= delta < DELTA_BELOW:
+        raise InputError(
+            f"--delta must be in [1e-18, 0.01), well below one in the number of pairs, got {delta}: a noise key of 64 "
+            "bits serves no smaller one, and a larger one promises nothing"
         )
 
 
 def lost(*, stddev: float, max_buckets: int) -> float:
-    """The share of delta that the sampler's end takes: of outputs that only one of two neighbours can give.
+    """The share of delta that the sampler's distance from its law takes, at any epsilon up to 100.
 
-    Noise ends at 9.155 sigma, and a unit moves each of its buckets (2 r, if it is exchanged) by at most 1.
+    (1 + e^epsilon) times that distance, for the at most 2 r buckets that a unit moves (if it is exchanged): 1e-27
+    for r = 16 and a sigma in the thousands.
     """
-    return 2 * max_buckets * float(scipy.stats.norm.sf(LARGEST - 1 / stddev))
+    distance = sampling.rounded_residual(stddev / grid(stddev))
+    return 2 * max_buckets * (1 + math.exp(LARGEST_EPSILON)) * distance
 
 
 def epsilon(config: ReleaseConfig, *, delta: float) -> float:
-    """Returns epsilon at `delta`, for one client's release; infinite if delta is less than the threshold's share."""
+    """Returns epsilon at `delta`, for one client's release; infinite if delta is less than the threshold's share, or if
+    it would exceed 100.
+    """
     left = delta - lost(stddev=config.stddev, max_buckets=config.max_buckets)
     if left <= 0:
         return math.inf
-    return accounting.histogram_epsilon(
+    value = accounting.histogram_epsilon(
         delta=left,
         stddev=config.stddev,
         threshold=config.threshold,
         max_buckets=config.max_buckets,
         adjacency=config.adjacency,
     )
+    return value if value <= LARGEST_EPSILON else math.inf
 
 
 def calibrate(
@@ -179,8 +194,8 @@ def calibrate(
     Args:
       share: of delta that pays for the threshold; the rest pays for the noise.
     """
-    if not epsilon > 0:
-        raise ValueError(f"epsilon must be positive, got {epsilon=}")
+    if not 0 < epsilon <= LARGEST_EPSILON:
+        raise ValueError(f"epsilon must be positive and at most {LARGEST_EPSILON:g}, got {epsilon=}")
 
     def left(stddev: float) -> float:
         return delta - lost(stddev=stddev, max_buckets=max_buckets)
@@ -193,7 +208,7 @@ def calibrate(
         return ReleaseConfig(max_buckets=max_buckets, stddev=stddev, threshold=threshold, **settings)
 
     def spent(stddev: float) -> float:
-        if left(stddev) <= delta / 2:  # less noise than the sampler serves at this delta
+        if left(stddev) <= delta / 2:  # more buckets than the sampler's bits serve at this delta
             return math.inf
         return accounting.histogram_epsilon(
             delta=left(stddev),
@@ -206,7 +221,7 @@ def calibrate(
     low, high = 1e-3, 1.0
     while spent(high) > epsilon:
         low, high = high, 2 * high
-        if high > 1e9:
+        if high > LARGEST_STDDEV:
             raise InputError(f"no noise reaches epsilon {epsilon:g} at delta {delta:g}; ask for a larger one")
     for _ in range(60):
         middle = (low + high) / 2
@@ -231,13 +246,16 @@ def joint_statement(releases: Sequence[Any]) -> PrivacyStatement:
         if not isinstance(said, dict):
             raise ValueError("a client did not say how its histogram was made")
         try:
-            delta, config = (
-                float(said["delta"]),
-                ReleaseConfig(**{k: v for k, v in said.items() if k != "delta"}),
+            delta = float(said["delta"])
+            config = ReleaseConfig(**{k: v for k, v in said.items() if k != "delta"})
+            value = epsilon(config, delta=delta) if LEAST_DELTA <= delta < DELTA_BELOW else math.inf
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"a client's settings cannot be read ({error!s:.200})") from error
+        if not LEAST_DELTA <= delta < DELTA_BELOW:
+            raise ValueError(
+                f"a client claims delta {delta:g}; it must be in [1e-18, 0.01) to promise anything"
             )
-            found.append((epsilon(config, delta=delta), config, delta))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"a client's settings cannot be read ({error})") from error
+        found.append((value, config, delta))
     if len({(config.unit, config.adjacency) for _, config, _ in found}) != 1:
         raise ValueError("the clients' histograms have no unit and adjacency in common")
     value, config, _ = max(found, key=lambda one: one[0])
@@ -257,7 +275,8 @@ def statement(config: ReleaseConfig, *, delta: float, at_least: float = 0.0) -> 
     value = max(epsilon(config, delta=delta), at_least)
     if not np.isfinite(value):
         raise ValueError(
-            f"delta {delta:g} is less than the threshold {config.threshold:g} costs; raise the threshold or delta"
+            f"delta {delta:g} is less than the threshold {config.threshold:g} costs, or epsilon would exceed "
+            f"{LARGEST_EPSILON:g}; raise the threshold, the noise or delta"
         )
     words = ADJACENCY_WORDS[config.adjacency].format(unit=config.unit)
     printed = accounting.round_up(value)
@@ -272,7 +291,8 @@ def statement(config: ReleaseConfig, *, delta: float, at_least: float = 0.0) -> 
             "epsilon": value,
             "delta": delta,
             "epsilon_printed": printed,
-            "conversion": "exact Gaussian curve for the counts, 1 - Phi((tau - 1) / sigma)^r for the threshold",
+            "conversion": "exact Gaussian curve for the counts, which rounding to a public grid leaves as it is, and "
+            "1 - Phi((tau - 1) / sigma)^r for the threshold",
             "covered": [
                 "the released (cell, value, noisy count) triples and everything computed from them",
                 "towards everyone: other members, the server and the public",
@@ -308,13 +328,6 @@ def no_statement(*, unit: str = "sentence") -> PrivacyStatement:
 
 def _bytes_of(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, "<i4").reshape(-1, 1).view(np.uint8)
-
-
-def _bucket_numbers(values: np.ndarray, cells: np.ndarray | None) -> np.ndarray:
-    rows = _bytes_of(values)
-    if cells is not None:
-        rows = np.concatenate([np.asarray(cells, np.uint8), rows], 1)
-    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def _hash(rows: np.ndarray) -> np.ndarray:

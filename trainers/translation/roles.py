@@ -175,7 +175,11 @@ def run_shuffle(config: ShuffleConfig) -> Result:
     files.require_writable(config.out, "--out")
     made = protocol.read_round(config.round)
     said = protocol.shuffle(config.out, made, config.uploads)
-    return _told(said, made, config.out, "records shuffled", "up")[:2]
+    result, text, _ = _told(said, made, config.out, "records shuffled", "up")
+    if len(said.releases) > 1:
+        return result, text
+    alone = "only one upload was accepted, and there are no others to hide among: all members know whose these are"
+    return {**result, "warning": alone}, f"warning: {alone}\n{text}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,11 +203,12 @@ def run_open(config: OpenConfig) -> Result:
     if not config.shuffled or not config.out:
         raise InputError("--shuffled FILE and --out FOLDER are needed")
     codebook = None if config.codebook is None else datastore.load_codebook(config.codebook)
-    said = protocol.open_shuffled(
-        config.out, made, key, config.shuffled, codebook, own_upload=config.own_upload
-    )
-    result, text, statement = _told(said, made, config.out, "records opened", "down")
-    if statement is not None:
-        with files.atomic_write(pathlib.Path(config.out) / "privacy.json") as file:
-            file.write(statement.json())
+    with files.new_folder(config.out) as folder:  # with its statement, or not at all
+        said = protocol.open_shuffled(
+            folder, made, key, config.shuffled, codebook, own_upload=config.own_upload
+        )
+        result, text, statement = _told(said, made, config.out, "records opened", "down")
+        if statement is not None:
+            with files.atomic_write(folder / "privacy.json") as file:
+                file.write(statement.json())
     return result, text

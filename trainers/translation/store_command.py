@@ -172,13 +172,15 @@ def write_store(
     them stay out.
     """
     form = facts.facts_of(model, codebook)
-    values = [np.unique([*e.target, models.END]) for e in examples]
-    counts = np.bincount(np.concatenate([*values, np.zeros(0, int)]), minlength=form.vocabulary_size)
+    pieces = [[*e.target, models.END] for e in examples]
+    values = np.concatenate([*pieces, np.zeros(0)]).astype(np.int64)
+    owners = np.repeat(np.arange(len(pieces)), [len(p) for p in pieces])
+    frequent = np.unique(values[release.frequent(values, owners, min_sentences=min_sentences)])
     target = datastore.create(folder, form, codebook)
     count = 0
     with progress.bar(total=len(examples), what="memory", unit="pair") as bar:
         for part in retrieval.entries(model.graphdef, model.params, examples):
-            keep = counts[part.values] >= min_sentences
+            keep = np.isin(part.values, frequent)
             coded = datastore.encode(form, codebook, part.keys[keep])
             count = datastore.append(target, form, keys=coded, values=part.values[keep])
             bar.update(len(np.unique(part.sentences)))

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
+from typing import Any
 
 import jax
 import numpy as np
@@ -108,8 +109,83 @@ def test_threshold_shows_what_it_should():
 
 def test_last_bits_tell_nothing():
     """Every released count lies on one public grid, whatever the true count."""
-    shown = release.release(jax.random.key(7), constant(100, 5000), CONFIG).counts.astype(np.float64)
-    assert (shown / release.GRID == np.round(shown / release.GRID)).all()
+    for stddev in (0.3, 3.0, 3e5):
+        config = dataclasses.replace(CONFIG, stddev=stddev, threshold=2.0)
+        shown = release.release(jax.random.key(7), constant(100, 5000), config).counts.astype(np.float64)
+        step = release.grid(stddev)
+        assert (shown / step == np.round(shown / step)).all()
+        assert step == 1 or stddev / 2100 < step < 1  # fine, and counts lie on it
+
+
+def in_reach(noisy, count):
+    """Whether a float32 normal times sigma, rounded to 2^-10 and added to `count`, can give these."""
+    z = ((noisy - count) / LARGE.stddev).astype(np.float32)
+    ulp = np.spacing(z)
+    near = [(z + steps * ulp).astype(np.float64) for steps in range(-2, 3)]
+    found = [(count + np.round(x * LARGE.stddev * 1024) / 1024).astype(np.float32) for x in near]
+    return np.any([f == noisy for f in found], axis=0)
+
+
+LARGE = release.ReleaseConfig(
+    max_buckets=1, stddev=3e6, threshold=1.5, unit="sentence", adjacency="add-remove"
+)
+
+
+def test_large_noise_does_not_tell_a_count_from_the_next():
+    """Float32 normals times a sigma of millions leave gaps, and which values are possible would tell the count."""
+    n = 40_000
+    share = []
+    for count in (1, 2):
+        noisy = release.release(jax.random.key(count), constant(count, n), LARGE).counts
+        noisy = noisy[(noisy > LARGE.stddev) & (noisy < 1.3 * LARGE.stddev)]
+        assert len(noisy) > n / 30
+        share.append(in_reach(noisy, 1).mean())
+    spread = math.sqrt(2 * share[0] * (1 - share[0]) / (n / 30))
+    assert abs(share[0] - share[1]) < 4.5 * spread + 1e-3
+
+
+@pytest.mark.parametrize("stddev", [0.2, 2450.0, 2.0**30])
+def test_noise_of_any_size_is_calibrated(stddev):
+    config = dataclasses.replace(CONFIG, stddev=stddev, threshold=1.5)
+    shown = release.release(jax.random.key(9), constant(100, 40_000), config).counts.astype(np.float64)
+    above = shown[shown > 100 + stddev / 10] - 100  # whatever the threshold hides
+    assert len(above) > 15_000
+
+    def p(s):
+        return scipy.stats.kstest(above, scipy.stats.truncnorm(stddev / 10 / s, np.inf, scale=s).cdf).pvalue
+
+    assert p(stddev) > 1e-3
+    assert p(stddev * 0.9) < 1e-6
+    assert p(stddev * 1.1) < 1e-6
+
+
+@pytest.mark.parametrize("stddev", [0.25, 0.9, 3.0, 40.0, 3000.0])
+def test_the_curve_holds_for_what_is_released(stddev):
+    """The divergence of the released counts n and n + 1, and of 0 (no bucket) and 1, summed over the grid."""
+    step = release.grid(stddev)
+    threshold = 1 + 3.3 * stddev
+
+    def law(count, points):
+        """P[noisy] at the grid's points; first the probability that nothing is shown."""
+        mass = -np.diff(scipy.stats.norm.sf((points - step / 2 - count) / stddev), append=0.0)
+        shown = points - step / 2 >= threshold
+        hidden = scipy.stats.norm.cdf((points[shown][0] - step / 2 - count) / stddev)
+        return np.append(hidden, mass[shown]) if count else np.append(1.0, np.zeros(shown.sum()))
+
+    high = math.ceil(threshold + 10 * stddev)
+    for one, other in ((high, high + 1), (high + 1, high), (0, 1), (1, 0)):
+        points = one + step * np.arange(-round(12 * stddev / step), round(12 * stddev / step) + 1)
+        p, q = law(one, points), law(other, points)
+        for epsilon in (0.5 / stddev, 2 / stddev):
+            delta = np.maximum(p - math.exp(epsilon) * q, 0).sum()
+            claimed = accounting.histogram_delta(
+                epsilon=epsilon, stddev=stddev, threshold=threshold, max_buckets=1, adjacency="add-remove"
+            )
+            own = scipy.stats.norm.sf((threshold - 1) / stddev)
+            ideal = {0: max(0.0, 1 - math.exp(epsilon) * (1 - own)), 1: own}.get(one, claimed - own)
+            assert delta <= ideal * (1 + 1e-6) + 1e-15
+            assert delta >= ideal * 0.97 - 1e-15  # nothing is given away
+            assert ideal <= claimed
 
 
 def test_same_key_same_release_and_other_key_other():
@@ -165,7 +241,7 @@ def test_calibration_spends_what_it_may():
 def test_a_delta_that_the_threshold_exceeds_is_refused():
     low = dataclasses.replace(CONFIG, threshold=2.0)
     assert release.epsilon(low, delta=1e-5) == math.inf
-    with pytest.raises(ValueError, match="raise the threshold or delta"):
+    with pytest.raises(ValueError, match="raise the threshold, the noise or delta"):
         release.statement(low, delta=1e-5)
 
 
@@ -175,7 +251,10 @@ def test_a_delta_that_the_threshold_exceeds_is_refused():
         ({"stddev": 0.0}, "stddev must be positive"),
         ({"stddev": float("nan")}, "stddev must be positive"),
         ({"threshold": 1.0}, "threshold must be more than 1"),
-        ({"max_buckets": 0}, "max_buckets must be at least 1"),
+        ({"stddev": 2.0**31}, "at most 2"),
+        ({"max_buckets": 0}, "max_buckets must be an integer in"),
+        ({"max_buckets": 10**400}, "max_buckets must be an integer in"),
+        ({"adjacency": "swap"}, "adjacency must be"),
         ({"unit": "word"}, "unit must be"),
     ],
 )
@@ -205,19 +284,44 @@ def test_a_joint_statement_is_the_weakest_of_all_computed_anew():
             release.joint_statement(wrong)
 
 
-def test_a_delta_that_the_sampler_cannot_serve_is_refused():
-    """Noise ends at 9.155 sigma: what lies beyond is taken from delta, and none may be left."""
-    few = dict(epsilon=1.0, unit="sentence", adjacency="add-remove")
+def test_what_no_release_serves_is_refused():
+    assert release.lost(stddev=3e3, max_buckets=16) < 1e-24
+    few: dict[str, Any] = dict(delta=1e-18, max_buckets=16, unit="sentence", adjacency="add-remove")
+    config = release.calibrate(epsilon=1.0, **few)
+    assert 0.999 < release.epsilon(config, delta=1e-18) <= 1
     with pytest.raises(InputError, match="no noise reaches"):
-        release.calibrate(delta=1e-18, max_buckets=16, **few)
-    config = release.calibrate(delta=1e-15, max_buckets=16, **few)
-    lost = release.lost(stddev=config.stddev, max_buckets=16)
-    assert lost > 32 * 2.0**-66
-    assert lost < 1e-17
-    assert release.epsilon(config, delta=lost) == math.inf
-    for delta in (0.0, 1e-19, 0.01, 0.999, math.nan):
+        release.calibrate(epsilon=1e-9, **few)
+    for delta in (0.0, 1e-19, 0.01, 0.999, math.nan, math.inf):
         with pytest.raises(InputError, match="--delta must be in"):
             release.check(1.0, delta, 4)
+    for buckets in (0, 10**400):
+        with pytest.raises(InputError, match="--max-buckets must be in"):
+            release.check(1.0, 1e-6, buckets)
+    for epsilon in (0.0, 101.0, math.nan):
+        with pytest.raises(InputError, match="--epsilon must be"):
+            release.check(epsilon, 1e-6, 4, option="--epsilon")
+
+
+def test_a_client_cannot_claim_a_guarantee_that_promises_nothing():
+    """Whatever stands in an upload's header ends in a ValueError of one line, or in a true statement."""
+    made = release.calibrate(epsilon=2.0, delta=1e-6, max_buckets=4, unit="sentence", adjacency="add-remove")
+    said = json.loads(json.dumps(release.as_json(made, delta=1e-6)))
+    with pytest.raises(ValueError, match=r"it must be in \[1e-18, 0.01\)"):
+        release.joint_statement([said, {**said, "delta": 0.999}])
+    strange = [10**400, -(10**400), math.inf, math.nan, -1, 0, 1e300, 1e-320, "x", "1", None, [], {}, True]
+    for name in said:
+        for value in strange:
+            data, refusal = None, ""
+            try:
+                data = release.joint_statement([said, {**said, name: value}]).data
+            except ValueError as error:
+                refusal = str(error)
+            if data is None:
+                assert 0 < len(refusal) < 400
+                assert "\n" not in refusal
+            else:
+                assert 0 < data["epsilon"] <= 100
+                assert data["delta"] < 0.01
 
 
 def test_the_statement_says_what_a_unit_and_a_key_are():
@@ -233,26 +337,15 @@ CONFIG_OF_TEXT = release.ReleaseConfig(
 
 def test_filter_keeps_what_is_frequent_at_home():
     _, values, owners = arrays([[0, 1, 1, 1], [0, 2], [0, 1]])
-    keep = lambda q, **more: release.frequent(values, owners, min_sentences=q, **more)
+    keep = lambda q: release.frequent(values, owners, min_sentences=q)
     assert keep(1).all()
     # Bucket 0 in three sentences, 1 in two (its repetitions in one sentence count once), 2 in one.
     assert values[keep(2)].tolist() == [0, 10, 10, 10, 0, 0, 10]
     assert values[keep(3)].tolist() == [0, 0, 0]
     assert not keep(4).any()
-    # One value in two cells: together frequent, apart not.
-    split = np.array([[0], [1]], np.uint8)
-    same = np.array([7, 7], np.int32)
-    assert release.frequent(same, np.array([0, 1]), min_sentences=2).all()
-    assert not release.frequent(same, np.array([0, 1]), min_sentences=2, cells=split).any()
+    assert release.frequent(np.zeros(0, np.int32), np.zeros(0, np.int32), min_sentences=1).shape == (0,)
     with pytest.raises(ValueError, match="min_sentences must be at least 1"):
         keep(0)
-
-
-def test_sentences_that_opt_out_neither_leave_nor_count():
-    _, values, owners = arrays([[0], [0, 1], [1]])
-    keep = release.frequent(values, owners, min_sentences=2, opt_out={0})
-    assert keep.tolist() == [False, False, True, True]
-    assert release.frequent(np.zeros(0, np.int32), np.zeros(0, np.int32), min_sentences=1).shape == (0,)
 
 
 def test_encryption_and_codes_state_no_epsilon():

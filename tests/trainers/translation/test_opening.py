@@ -1,11 +1,13 @@
 """What a member makes of the server's file: whole records of a cut one, refusals of one that contradicts itself."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from tests.trainers.translation.test_protocol import Setting
+from tests.trainers.translation.test_protocol import Setting, codebook, facts
 from trainers.common.errors import InputError
-from trainers.translation import layout
+from trainers.translation import crypto, datastore, layout, protocol, release, roles
 
 
 @pytest.fixture
@@ -61,3 +63,84 @@ def test_a_member_notices_records_that_the_server_dropped(setting):
     setting.shuffle(setting.uploads[1:])
     report = setting.open(own_upload=setting.uploads[0])
     assert report.details == ("4 of your own records: left out by the server",)
+
+
+class Commands:
+    """Two members with noisy histograms of one bucket each; `said` is what their uploads say of them."""
+
+    def __init__(self, folder, said):
+        self.folder, form = folder, facts(weighted=True)
+        secrets = [crypto.generate(name) for name in ("it", "law")]
+        members = [s.public() for s in secrets]
+        made = protocol.make_round(folder / "round.json", secrets[0], members, form, quota=9)
+        crypto.save_secret(folder / "it.secret.json", secrets[0])
+        crypto.save_public(folder / "law.public.json", members[1])
+        datastore.save_codebook(folder / "codebook.npz", codebook())
+        self.uploads = []
+        for number, secret in enumerate(secrets):
+            place = folder / f"store{number}"
+            datastore.create(place, form, codebook())
+            record = dict(keys=np.full((1, 4), number, np.uint8), values=np.array([7]), weights=np.ones(1))
+            datastore.append(place, form, **record)
+            key = protocol.join(made, secret, members)
+            self.uploads.append(str(folder / f"upload{number}"))
+            store = datastore.open_store(place)
+            protocol.share(self.uploads[-1], made, key, secret, store, release=said)
+
+    def shuffle(self, uploads, out="all"):
+        place = str(self.folder / "round.json")
+        return roles.run_shuffle(
+            roles.ShuffleConfig(round=place, uploads=tuple(uploads), out=str(self.folder / out))
+        )
+
+    def open(self):
+        at = lambda name: str(self.folder / name)
+        return roles.run_open(
+            roles.OpenConfig(
+                round=at("round.json"),
+                secret=at("it.secret.json"),
+                members=(at("law.public.json"),),
+                shuffled=at("all"),
+                codebook=at("codebook.npz"),
+                out=at("joint"),
+            )
+        )
+
+
+MADE = release.ReleaseConfig(
+    max_buckets=4, stddev=9.0, threshold=60.0, unit="sentence", adjacency="add-remove"
+)
+
+
+@pytest.mark.parametrize("change", [{"max_buckets": 10**400}, {"delta": 0.999}, {"stddev": 10**400}])
+def test_an_upload_that_claims_nonsense_stops_neither_server_nor_members(tmp_path, change):
+    commands = Commands(tmp_path, {**release.as_json(MADE, delta=1e-6), **change})
+    for result, text in (commands.shuffle(commands.uploads), commands.open()):
+        assert result["records"] == 2
+        assert "epsilon: none that can be stated" in result["guarantee"]
+        assert len(text) < 1000
+    assert not (tmp_path / "joint" / "privacy.json").exists()
+
+
+def test_a_joint_memory_appears_with_its_statement_or_not_at_all(tmp_path, monkeypatch):
+    commands = Commands(tmp_path, release.as_json(MADE, delta=1e-6))
+    commands.shuffle(commands.uploads)
+    with monkeypatch.context() as patched:
+        patched.setattr(release, "joint_statement", lambda said: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            commands.open()
+    assert not [p for p in tmp_path.iterdir() if "joint" in p.name]
+    result, _ = commands.open()
+    assert "-differential privacy" in result["guarantee"]
+    assert (tmp_path / "joint" / "privacy.json").is_file()
+    assert datastore.open_store(tmp_path / "joint").count == 2
+
+
+def test_a_shuffle_of_one_upload_says_that_it_hides_nobody(tmp_path):
+    commands = Commands(tmp_path, dataclasses.asdict(MADE) | {"delta": 1e-6})
+    result, text = commands.shuffle(commands.uploads[:1], out="one")
+    assert "all members know whose these are" in result["warning"]
+    assert text.startswith("warning: only one upload was accepted")
+    result, text = commands.shuffle(commands.uploads)
+    assert "warning" not in result
+    assert "warning" not in text

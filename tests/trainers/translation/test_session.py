@@ -95,6 +95,7 @@ def test_a_folder_of_an_earlier_version_is_continued_as_it_began(copy, capsys):
         (["--settings", "nonsense"], "unknown setting 'nonsense'"),
         (["--settings", "non_iid:0"], "unknown setting 'non_iid:0'"),
         (["--settings", "iid:0"], "unknown setting 'iid:0'"),
+        (["--settings", "iid:02"], "unknown setting 'iid:02'"),
         (["--settings", "alpha:1.5"], "unknown setting 'alpha:1.5'"),
         (["--settings", "non_iid:3"], "clients must be a multiple of the 2 domains"),
         (["--settings", "iid:100000"], "would have no pair; use fewer clients"),
@@ -357,7 +358,7 @@ def test_bad_records_can_be_left_out_as_the_message_says(small_run, tmp_path, ca
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"client_pairs": 10}, "one pair more displaces another"),
+        ({"client_pairs": 10}, "a pair displaces another"),
         ({"settings": ["iid"]}, "changes who holds the others"),
     ],
 )
@@ -366,3 +367,4 @@ def test_a_release_is_refused_where_one_pair_moves_others(copy, capsys, change, 
     place.write_text(json.dumps({**json.loads(place.read_text()), **change}))
     argv = ["release", "--run-dir", copy, "--delta", "1e-4", "--adjacency"]
     refused(copy, capsys, words, *argv, "add-remove")
+    refused(copy, capsys, words, *argv, "replace-one")  # for a pair that its hash sets aside for testing

@@ -149,7 +149,9 @@ def test_no_usable_pair_is_released_like_few(counts, tmp_path):
         (["--delta", "1e-19"], "--delta must be in [1e-18, 0.01)"),
         (["--delta", "0.999"], "--delta must be in [1e-18, 0.01)"),
         (["--delta", "nan"], "--delta must be in [1e-18, 0.01)"),
-        (["--max-buckets", "0"], "--max-buckets must be at least 1"),
+        (["--max-buckets", "0"], "--max-buckets must be in [1, 65536]"),
+        (["--max-buckets", "1" + 400 * "0"], "--max-buckets must be in [1, 65536]"),
+        (["--epsilon", "101"], "--epsilon must be at most 100"),
     ],
 )
 def test_noise_that_would_promise_too_much_is_refused(public, tmp_path, capsys, options, message):
