@@ -52,11 +52,15 @@ def main(argv: list[str] | None = None) -> int:
         # The reader went away (`| head`): nothing to say, and nothing left to flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
         # ValueError is what the libraries raise for settings they refuse; JAXPRIV_TRACEBACK=1 shows where.
-        if os.environ.get("JAXPRIV_TRACEBACK"):
+        # numpy raises MemoryError, jax a RuntimeError.
+        full = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+        if os.environ.get("JAXPRIV_TRACEBACK") or (isinstance(error, RuntimeError) and not full):
             raise
         text = " ".join(str(error).split())
+        if full:
+            text = f"there is not enough memory ({text[:200]}); lower the sizes"
         print(
             text if text.startswith(f"jaxpriv {argv[0]}") else f"jaxpriv {argv[0]}: {text}", file=sys.stderr
         )

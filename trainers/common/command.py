@@ -14,6 +14,7 @@ from trainers.common.errors import InputError
 
 C = TypeVar("C")
 _PATIENCE = 7 * 24 * 3600  # seconds
+_MOST_DEVICES = 1024
 
 
 def choose(area: str, commands: Mapping[str, str], argv: Sequence[str]) -> str | None:
@@ -34,8 +35,8 @@ def choose(area: str, commands: Mapping[str, str], argv: Sequence[str]) -> str |
 def prepare_devices(devices: int | None, processes: int = 1) -> None:
     """Splits a CPU into as many devices as are asked for (None: two, if it has two cores and the process is alone),
     before jax starts."""
-    if devices is not None and devices < 1:
-        raise InputError(f"--devices must be at least 1, got {devices}")
+    if devices is not None and not 1 <= devices <= _MOST_DEVICES:  # splitting a CPU takes memory for each
+        raise InputError(f"--devices must be at least 1 and at most {_MOST_DEVICES}, got {devices}")
     if "jax" in sys.modules:
         return
     count = devices or (1 if processes > 1 else min(2, os.cpu_count() or 1))

@@ -18,6 +18,7 @@ from trainers.common.errors import InputError
 from trainers.common.host_arrays import from_host, to_host
 
 T = TypeVar("T")
+_MOST = 10_000
 
 
 def check(coordinator: str | None, num_processes: int, process_id: int) -> None:
@@ -26,6 +27,8 @@ def check(coordinator: str | None, num_processes: int, process_id: int) -> None:
     Raises:
       InputError: with the option and the remedy.
     """
+    if num_processes > _MOST:
+        raise InputError(f"--num-processes must be at most {_MOST}, got {num_processes}")
     if num_processes < 1 or not 0 <= process_id < num_processes:
         raise InputError(
             f"--process-id must be from 0 to --num-processes - 1, got {process_id} of {num_processes}"

@@ -2,6 +2,8 @@
 
 import json
 import pathlib
+import types
+import typing
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -165,3 +167,28 @@ def _preset_changed(
 def _short(value: Any) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def require_types(saved: Mapping[str, Any], kind: type) -> None:
+    """Refuses values that are not of the types that the dataclass `kind` declares; names it lacks pass.
+
+    Raises:
+      TypeError: names the first such field, with its value.
+    """
+    declared = typing.get_type_hints(kind)
+    for name, value in saved.items():
+        if name in declared and not _is_a(value, declared[name]):
+            raise TypeError(f"{name} is {_short(value)}")
+
+
+def _is_a(value: Any, declared: Any) -> bool:
+    origin, inside = typing.get_origin(declared), typing.get_args(declared)
+    if origin is typing.Literal:
+        return value in inside
+    if origin in (types.UnionType, typing.Union):
+        return any(_is_a(value, each) for each in inside)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_is_a(each, inside[0]) for each in value)
+    if declared is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, declared) and (declared is bool or not isinstance(value, bool))

@@ -14,17 +14,14 @@ from accounting import record, strategies
 from jaxpriv import noise, participation
 from trainers.common import strategies as optimized
 from trainers.common.errors import InputError
-from trainers.keyboard import secure_sum
+from trainers.keyboard import checks, secure_sum
 from trainers.keyboard.config import Config
 from trainers.keyboard.round import AdaptiveClip, RoundConfig
 
-# Norms and noise scales outside would be rounded to zero or infinity in float32.
-SMALLEST, LARGEST = 1e-30, 1e30
 HOURS = (
     "each device's hour of availability was taken from its own examples: the guarantee holds for who was there when, "
     "and does not cover what that tells of their hours"
 )
-MOST_BUFFERS, MOST_OVER_SELECTION = 20, 1000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +62,7 @@ def make(
     Raises:
       InputError: a setting that cannot be served, with its value and the remedy.
     """
-    _check(config)
+    checks.check(config)
     selected = math.ceil(config.report_goal * (1 + config.over_selection))
     with _options_named():
         b, k = _participation(config, population, selected)
@@ -213,93 +210,6 @@ def _not_covered(config: Config) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _check(config: Config) -> None:
-    """Refuses settings that no population could serve."""
-    for name, low in (
-        ("rounds", 1),
-        ("report_goal", 1),
-        ("vocabulary_size", 1),
-        ("local_epochs", 1),
-        ("batch_size", 1),
-        ("max_examples", 1),
-        ("sequence_length", 1),
-        ("embedding_size", 1),
-        ("hidden_size", 1),
-        ("chunk_size", 1),
-        ("buffers", 1),
-        ("bands", 1),
-        ("evaluate_every", 1),
-        ("evaluation_examples", 1),
-        ("checkpoint_every", 1),
-        ("deployment_report_goal", 1),
-        ("deployment_population", config.deployment_report_goal),
-    ):
-        if getattr(config, name) < low:
-            raise InputError(f"{_option(name)} must be at least {low}, got {getattr(config, name)}")
-    for name in ("client_learning_rate", "server_learning_rate", "clip_norm", "clip_learning_rate"):
-        if not 0 < getattr(config, name) < math.inf:
-            raise InputError(f"{_option(name)} must be a finite number above 0, got {getattr(config, name)}")
-    for name in ("clip_quantile", "delta"):
-        if not 0 < getattr(config, name) < 1:
-            raise InputError(f"{_option(name)} must be between 0 and 1, got {getattr(config, name)}")
-    for name in ("server_momentum", "drop_out"):
-        if not 0 <= getattr(config, name) < 1:
-            raise InputError(f"{_option(name)} must be at least 0 and below 1, got {getattr(config, name)}")
-    if not 0 <= config.server_cooldown <= config.rounds:
-        raise InputError(f"--server-cooldown must be from 0 to --rounds, got {config.server_cooldown}")
-    if not 0 <= config.over_selection <= MOST_OVER_SELECTION:
-        raise InputError(
-            f"--over-selection must be a share of the report goal from 0 to {MOST_OVER_SELECTION}, got "
-            f"{config.over_selection}"
-        )
-    for name in ("clip_norm", "clipped_count_stddev"):
-        value = getattr(config, name)
-        if value is not None and not SMALLEST <= value <= LARGEST:
-            raise InputError(f"{_option(name)} must be from {SMALLEST:g} to {LARGEST:g}, got {value}")
-    for name in ("min_separation", "max_participations", "rounds", "report_goal"):
-        value = getattr(config, name)
-        if value is not None and value > participation.MOST:
-            raise InputError(f"{_option(name)} must be at most {participation.MOST}, got {value}")
-    if not 0 <= config.timer_jitter <= config.rounds:
-        raise InputError(
-            f"--timer-jitter must be a number of rounds from 0 to --rounds {config.rounds}, got {config.timer_jitter}"
-        )
-    if config.buffers > MOST_BUFFERS:
-        raise InputError(
-            f"--buffers must be at most {MOST_BUFFERS} (more gain nothing), got {config.buffers}"
-        )
-    if config.devices is not None and config.devices < 1:
-        raise InputError(f"--devices must be at least 1, got {config.devices}")
-    for name in ("seed", "insecure_noise_seed"):
-        value = getattr(config, name)
-        if value is not None and not 0 <= value < 2**32:
-            raise InputError(f"{_option(name)} must be from 0 to 2^32 - 1, got {value}")
-    z = config.noise_multiplier
-    if not 0 <= z < math.inf:
-        raise InputError(f"--noise-multiplier must be a finite number above 0, got {z}")
-    if config.mechanism == "none":
-        return
-    if z == 0:
-        raise InputError(
-            "--noise-multiplier 0 adds no noise and guarantees nothing; say --mechanism none instead"
-        )
-    if not SMALLEST <= z * config.clip_norm <= LARGEST:
-        raise InputError(
-            f"--noise-multiplier {z:g} times --clip-norm {config.clip_norm:g} must be from {SMALLEST:g} to "
-            f"{LARGEST:g}, where float32 noise is neither zero nor infinite"
-        )
-    if config.restarts and (
-        any(a >= b for a, b in zip((0, *config.restarts), config.restarts, strict=False))
-        or config.restarts[-1] >= config.rounds
-    ):
-        raise InputError(
-            f"--restarts must be rising round counts above 0 and below --rounds {config.rounds}, "
-            f"got {' '.join(map(str, config.restarts))}"
-        )
-    if config.completion and config.mechanism not in ("tree", "tree_reduced"):
-        raise InputError(f"--completion pads trees; the mechanism is {config.mechanism}")
-
-
 def _participation(config: Config, population: int, selected: int) -> tuple[int, int]:
     """Enforced (b, k), or a refusal with the numbers."""
     n, rounds = population, config.rounds
@@ -370,8 +280,8 @@ def _mechanism(
 @contextlib.contextmanager
 def _options_named() -> Iterator[None]:
     """Turns a refusal of the library into one that names the command's options."""
-    names = {field.name: _option(field.name) for field in dataclasses.fields(Config)}
-    names["count_stddev"] = _option("clipped_count_stddev")
+    names = {field.name: checks.option(field.name) for field in dataclasses.fields(Config)}
+    names["count_stddev"] = checks.option("clipped_count_stddev")
     try:
         yield
     except InputError:
@@ -379,7 +289,3 @@ def _options_named() -> Iterator[None]:
     except ValueError as error:
         said = re.sub(r"[a-z]+(?:_[a-z]+)+", lambda found: names.get(found[0], found[0]), str(error))
         raise InputError(said) from None
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -32,6 +32,7 @@ COMMAND = "jaxpriv keyboard train (first stage, public text)"
 FORMAT = "jaxpriv-keyboard-public-model"
 # Every 50th row is held out; the bar's pictures and checkpoints come at most so many steps apart.
 _HOLD_OUT, _MOST_STEPS = 50, 500
+_MOST_STEPS_EVER = 2**31
 # Batches are as long as their longest row, rounded up to this: few shapes, little padding.
 _STEP = 5
 _WARM_UP = 0.05
@@ -106,6 +107,11 @@ def prepare(config: Config, vocabulary: Vocabulary, sizes: ModelConfig) -> Start
     examples = examples[(examples[:, 1:] != PAD).any(1)]
     if len(examples) < 2:
         raise InputError(f"{config.pretrain_data} has fewer than two usable examples to pretrain on")
+    if config.pretrain_epochs * len(examples) >= _MOST_STEPS_EVER:
+        raise InputError(
+            f"--pretrain-epochs {config.pretrain_epochs:g} over {len(examples)} rows are more steps than 32 bits "
+            "count; lower it"
+        )
     settings = {name: getattr(config, name) for name in _SETTINGS}
     return Start(
         examples, None, {"settings": settings, "digests": {"text": digest, "vocabulary": vocabulary.digest}}

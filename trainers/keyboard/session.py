@@ -14,12 +14,13 @@ from accounting import PrivacyStatement, record, reporting
 from trainers.common import checkpoint, files, metrics, processes, run_dir, statements
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
-from trainers.keyboard import corpus, model, ngram, pictures, pretrain
+from trainers.keyboard import checks, corpus, model, ngram, pictures, pretrain
 from trainers.keyboard import evaluate as scoring
 from trainers.keyboard.config import DEMO, PRESETS, CompareConfig, Config, EvaluateConfig
 from trainers.keyboard.train import FREE, Outcome, Run, model_sizes
 
-NO_NOISE = "no_noise"
+NO_NOISE, NGRAM_FILE = "no_noise", "ngram.json"
+SCORES = ("top1_words", "top3_words", "tff_accuracy", "perplexity")
 LATER_OPTIONS = (
     "client_field",
     "text_field",
@@ -56,6 +57,7 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
         if config.resume and (folder / "config.json").is_file():  # said before anything is read or planned
             saved, where = run_dir.read_config(folder), f"the run in {folder}"
             run_dir.require_same_settings(saved, config, free=FREE, presets=PRESETS, where=where)
+        checks.check(config)
         data = corpus.load(config)
         first_stage = pretrain.prepare(config, data.vocabulary, model_sizes(config, data.vocabulary))
     # The folder too: all of them write one checkpoint.
@@ -67,7 +69,7 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
             "but for --process-id"
         )
     if anew and processes.is_first():  # of whatever data it was
-        (folder / "ngram.json").unlink(missing_ok=True)
+        (folder / NGRAM_FILE).unlink(missing_ok=True)
     if config.clip == "two_stage":
         from trainers.keyboard import two_stage  # it is made of this module's parts
 
@@ -84,7 +86,7 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
 def _never_began(folder: pathlib.Path) -> bool:
     """Whether a run was killed here before its first checkpoint: nothing of it was released, so it starts anew."""
     left = {
-        "ngram.json",
+        NGRAM_FILE,
         NO_NOISE,
         "vocabulary.json",
         record.MECHANISM_FILE,
@@ -215,9 +217,7 @@ def _result(
     """What `--json` prints, whichever command scored the model."""
     return {
         "run_dir": str(folder),
-        **{
-            name: getattr(scores, name) for name in ("top1_words", "top3_words", "tff_accuracy", "perplexity")
-        },
+        **{name: getattr(scores, name) for name in SCORES},
         "ngram_top1_words": None if baseline is None else baseline["top1_words"],
         **{name: statement.data[name] for name in ("rho", "epsilon", "delta")},
         "seconds": seconds,
@@ -264,17 +264,38 @@ def _side_by_side(runs: dict[str, Run]) -> dict[str, Outcome]:
 def ngram_scores(data: corpus.Corpus, folder: pathlib.Path, evaluation_examples: int) -> dict[str, Any]:
     """Scores of the 5-gram of the clients' text on the test clients, and under `during_training` those on what
     training is evaluated on; counted once a run."""
-    path = folder / "ngram.json"
-    if path.exists():
-        return json.loads(path.read_text(encoding="utf-8"))
+    saved = saved_ngram(folder)
+    if saved is not None:
+        return saved
     import numpy as np
 
     fitted = ngram.fit(np.concatenate(data.train), vocabulary=data.vocabulary, order=5)
     scores: dict[str, Any] = ngram.evaluate(fitted, data.test)._asdict()
     scores["during_training"] = ngram.evaluate(fitted, data.held_out[:evaluation_examples])._asdict()
-    with files.atomic_write(path) as file:
+    with files.atomic_write(folder / NGRAM_FILE) as file:
         json.dump({"covered_by_guarantee": False, **scores}, file, indent=1)
     return scores
+
+
+def saved_ngram(folder: pathlib.Path) -> dict[str, Any] | None:
+    """The scores that `ngram_scores` left in a run folder; None where there are none.
+
+    Raises:
+      InputError: the file is damaged.
+    """
+    path = folder / NGRAM_FILE
+    if not path.exists():
+        return None
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        for scores in (saved, saved.get("during_training", saved)):
+            if not all(isinstance(scores[name], int | float) for name in SCORES):
+                raise ValueError("scores that are no numbers")
+        return saved
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"{path} is damaged ({type(error).__name__}: {error}); remove it: train --resume counts the n-gram again"
+        ) from None
 
 
 def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
@@ -286,9 +307,7 @@ def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
         else corpus.load(found.config).test
     )
     scores = scoring.evaluate(found.params, examples, found.sizes)
-    baseline = None
-    if not config.data and (found.run / "ngram.json").exists():
-        baseline = json.loads((found.run / "ngram.json").read_text(encoding="utf-8"))
+    baseline = None if config.data else saved_ngram(found.run)
     result = _result(found.config, found.run, scores, baseline, reporting.report(found.run), None)
     label = f"{_label(found.config)}, round {found.rounds} of {found.config.rounds}"
     return result, f"{table({label: scores._asdict()})}\n{NOT_COVERED}"
@@ -346,8 +365,11 @@ def _saved_config(folder: pathlib.Path) -> Config:
         saved = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
         # A run of an earlier version lacks the options that came later; it ran as if they were off.
         later = {name: getattr(DEMO, name) for name in LATER_OPTIONS}
-        return Config(**(later | saved))
-    except (TypeError, KeyError) as error:
+        run_dir.require_types(saved, Config)
+        config = Config(**(later | saved))
+        checks.check(config)
+        return config
+    except (TypeError, KeyError, InputError) as error:
         raise InputError(
             f"{folder / 'config.json'} is not that of a keyboard run ({error}); use the jaxpriv that wrote it"
         ) from None
@@ -364,8 +386,7 @@ def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
         scored = [r for r in metrics.read(folder / "metrics.jsonl") if "evaluation" in r]
         if not scored:
             raise InputError(f"{folder} has no evaluation yet; let it run to --evaluate-every rounds first")
-        if (whole / "ngram.json").exists():
-            ngrams.append(json.loads((whole / "ngram.json").read_text(encoding="utf-8")))
+        ngrams += [scores for scores in [saved_ngram(whole)] if scores is not None]
         data.add(run_dir.read_manifest(folder).get("digests", {}).get("data"))
         if folder != whole:  # a run in stages has spent what all of them have
             together = reporting.report(whole).data

@@ -34,7 +34,7 @@ from jaxpriv import keys, participation, sharding
 from trainers.common import checkpoint, entropy, manifest, metrics, processes, progress, run_dir
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
-from trainers.keyboard import batches, compose, corpus, evaluate, model, plan, pretrain
+from trainers.keyboard import batches, checks, compose, corpus, evaluate, model, plan, pretrain
 from trainers.keyboard import round as rounds
 from trainers.keyboard.config import PRESETS, Config
 
@@ -84,6 +84,7 @@ class Run:
         self.config, self.data, self.folder = config, data, folder
         self.sizes = model_sizes(config, data.vocabulary)
         self.dimension = model.num_params(self.sizes)
+        checks.require_memory(config, self.sizes, self.dimension)
         self.initial: model.Params | None = None  # None: initial values of the seed
         self.plan = plan.make(
             config,
