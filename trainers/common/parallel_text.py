@@ -2,17 +2,19 @@
 
 import xml.etree.ElementTree as ElementTree
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from trainers.common import hugging_face, po_catalogs, readers, tables
 from trainers.common.errors import InputError
 from trainers.common.examples import BadRecord, clean, fields_of, skip_or_stop
 from trainers.common.files import PathLike, existing_file
 from trainers.common.packed import ReadReport
-from trainers.common.pairs import MAX_WORDS, Pair, PairSplits, clean_pair, divide
+from trainers.common.pairs import MAX_WORDS, Pair, PairSplits, clean_pair, divide, sides_of, without
 
+_USES = ("train", "validation", "test")
 _CODE_IN_TMX = {"bpt", "ept", "it", "ph", "ut"}  # markup of the translated program: no text
 
 
@@ -22,6 +24,8 @@ class PairReport:
 
     dropped: int = 0
     skipped: int = 0
+    elsewhere: int = 0
+    missing: InputError | None = None
 
     def lines(self) -> list[str]:
         lines = []
@@ -29,20 +33,37 @@ class PairReport:
             lines.append(f"{self.dropped} pairs with a blank side, or over {MAX_WORDS} words, were left out")
         if self.skipped:
             lines.append(f"{self.skipped} bad records were skipped")
+        if self.elsewhere:
+            lines.append(f"{self.elsewhere} records whose `split` is for something else were left out")
         return lines
 
 
-def read_pairs(
-    source: PathLike,
-    *,
-    source_field: str = "en",
-    target_field: str = "de",
-    sub: Sequence[str] | None = None,
-    sub_field: str = "sub",
-    split: str | None = None,
-    skip_bad: bool | None = None,
-    may_be_empty: bool = False,
-) -> tuple[list[Pair], PairReport]:
+class _Texts(NamedTuple):
+    """A pair as written. sub: its part of the set. use: "train", "validation", "test", or "" where it says none."""
+
+    left: str
+    right: str
+    sub: str = ""
+    use: str = ""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where pairs are and how to read them; see `read_pairs`.
+
+    uses: take only records that name one of these in their `split`; None does not look at it.
+    """
+
+    path: PathLike
+    left: str
+    right: str
+    sub_field: str
+    split: str | None
+    skip_bad: bool | None
+    uses: Collection[str] | None
+
+
+def read_pairs(source: PathLike, **options) -> tuple[list[Pair], PairReport]:
     """Reads pairs, cleaned (`pairs.clean`), in the order of the file; blank and endless ones are counted.
 
     Args:
@@ -52,89 +73,116 @@ def read_pairs(
       source_field, target_field: the fields' names; for .tmx and line-aligned files, the languages.
       sub: keep only records whose `sub_field` is one of these.
       split, skip_bad: as in `readers.read_clients`.
-      may_be_empty: a source without a usable pair is no error.
 
     Raises:
-      InputError: what `readers.read_clients` refuses; line-aligned files of unequal length.
+      InputError: what `readers.read_clients` refuses; line-aligned files of unequal length; no usable pair.
     """
-    source, split = readers.locate(source, split)
+    pairs, report = _read(source, **options)
+    return [pair for pair, _ in pairs], report
+
+
+def _read(
+    source: PathLike,
+    *,
+    source_field: str = "en",
+    target_field: str = "de",
+    sub: Sequence[str] | None = None,
+    sub_field: str = "sub",
+    split: str | None = None,
+    skip_bad: bool | None = None,
+    uses: Collection[str] | None = None,
+    may_be_empty: bool = False,
+) -> tuple[list[tuple[Pair, str]], PairReport]:
+    """Reads pairs with what each is for."""
+    path, split = readers.locate(source, split)
     report = PairReport()
-    pairs: list[Pair] = []
-    for left, right, part in _raw_pairs(
-        source, source_field, target_field, sub_field, split, skip_bad, report
+    if may_be_empty and _is_blank(path, source_field, target_field):
+        return [], report
+    pairs: list[tuple[Pair, str]] = []
+    for text in _raw_pairs(
+        _Source(path, source_field, target_field, sub_field, split, skip_bad, uses), report
     ):
-        if sub is not None and part not in sub:
+        if sub is not None and text.sub not in sub:
             continue
-        pair = clean_pair(left, right, part)
+        pair = clean_pair(text.left, text.right, text.sub)
         if pair is None:
             report.dropped += 1
         else:
-            pairs.append(pair)
+            pairs.append((pair, text.use))
     if not pairs and not may_be_empty:
         chosen = f" with {sub_field} in {', '.join(sub)}" if sub is not None else ""
-        raise InputError(f"{source} holds no usable pair{chosen}; give a file with sentence pairs")
+        raise report.missing or InputError(
+            f"{path} holds no usable pair{chosen}; give a file with sentence pairs"
+        )
     return pairs, report
 
 
 def read_pair_splits(source: PathLike, **options) -> tuple[PairSplits, list[str]]:
     """Reads train, validation and test pairs, and says in lines where they come from and what was left out.
 
-    By files beside a `train` file or a `split` column; a part that is not given is taken from train, without leaks
-    (`pairs.divide`). `options` are those of `read_pairs`.
+    Where there are files beside a `train` file (or a data set by name has such parts), each is one part, and one that
+    is not there is taken from train, without leaks (`pairs.divide`). Else every record is for what its `split` says,
+    those that say nothing are divided, and those that say something else are left out. So what is in the train part
+    depends on each pair alone. `options` are those of `read_pairs`.
     """
-    available = given_splits(source)
     notes: list[str] = []
-    parts: dict[str, list[Pair]] = {}
-    for name in available or [None]:
-        parts[name or "train"], report = read_pairs(source, split=name, **options)
-        notes += [f"{name or 'all'}: {line}" for line in report.lines()]
-    missing = [name for name in ("validation", "test") if name not in parts]
-    if missing:
+    parts: dict[str, list[Pair]] = {name: [] for name in _USES}
+    apart = parts_apart(source)
+    for name in apart:
+        parts[name], report = read_pairs(source, split=name, **options)
+        notes += [f"{name}: {line}" for line in report.lines()]
+    if apart:
+        missing = [name for name in _USES if name not in apart]
+        undivided, parts["train"] = (parts["train"], []) if missing else ([], parts["train"])
+    else:
+        missing = ["validation", "test"]
+        pairs, report = _read(source, uses=("", *_USES), **options)
+        notes += [f"all: {line}" for line in report.lines()]
+        for name in _USES:
+            parts[name] = [pair for pair, use in pairs if use == name]
+        undivided = [pair for pair, use in pairs if not use]
+    if undivided:
         shares = (0.05 * ("validation" in missing), 0.1 * ("test" in missing))
-        taken = divide({"all": parts["train"]}, shares=shares)["all"]
-        parts |= {name: getattr(taken, name) for name in ("train", *missing)}
+        taken = divide({"all": undivided}, shares=shares)["all"]
+        seen = sides_of(parts["train"] + ([] if apart else parts["test"]))
+        parts = {
+            "train": parts["train"] + taken.train,
+            "validation": parts["validation"] + without(taken.validation, seen),
+            "test": parts["test"] + without(taken.test, seen),
+        }
         notes.append(f"{' and '.join(missing)} taken from the train pairs by a hash of the sentence")
     return PairSplits(parts["train"], parts["validation"], parts["test"]), notes
 
 
-def read_train(source: PathLike, **options) -> tuple[list[Pair], list[str]]:
-    """Reads the train pairs of a source, or all of one that is not divided, and says in lines what was left out.
+def read_train(source: PathLike, *, may_be_empty: bool = True, **options) -> tuple[list[Pair], list[str]]:
+    """Reads the pairs of a source that are for training, and says in lines what was left out.
 
-    Whether a pair is among them depends on that pair alone. No pair at all is no error: whether there is one
-    would be told. `options` are those of `read_pairs`.
+    That is the train file of several, or every record whose `split` says train or nothing: whether a pair is among
+    them depends on that pair alone. No pair at all is no error, if `may_be_empty`: whether there is one would be
+    told. A record that is damaged stops the reading (without `skip_bad`), and nothing is told but that. `options` are
+    those of `read_pairs`.
+    """
+    how: dict[str, Any] = {"split": "train"} if parts_apart(source) else {"uses": ("train", "")}
+    pairs, report = _read(source, may_be_empty=may_be_empty, **how, **options)
+    lines = report.lines()
+    if not pairs:
+        lines.append(f"no pair was read{f' ({report.missing})' if report.missing else ''}")
+    return [pair for pair, _ in pairs], lines
+
+
+def parts_apart(source: PathLike) -> list[str]:
+    """The parts of a source that are files of their own, or that a data set by name has; none for one whole file.
 
     Raises:
-      InputError: some records have a `split` and others none, so that one record would decide about the others.
+      InputError: a data set that has parts, but no train part.
     """
-    available = given_splits(source)
-    if _is_table(source):
-        has_split = {"split" in row.fields for row in readers.rows(source, None) if row.fields is not None}
-        if len(has_split) > 1:
-            raise InputError(
-                f"{source}: some records have a split and others have none; give it to all or to none"
-            )
-    pairs, report = read_pairs(source, split="train" if available else None, may_be_empty=True, **options)
-    return pairs, report.lines()
-
-
-def given_splits(source: PathLike) -> list[str]:
-    """The parts that a source gives; none for what is one whole (a catalogue, line-aligned text without a train file).
-
-    Raises:
-      InputError: it gives parts, but no train part.
-    """
-    beside = readers.siblings(source)
-    is_name = not Path(source).exists() and hugging_face.is_name(str(source))
-    found = list(beside) if len(beside) > 1 else []
-    if not found and (_is_table(source) or is_name):
+    if not Path(source).exists() and hugging_face.is_name(str(source)):
         found = list(readers.split_names(source))
-    if found and "train" not in found:
-        raise InputError(f"{source} has no train split; give the file that holds it")
-    return found
-
-
-def _is_table(source: PathLike) -> bool:
-    return tables.file_kind(source) in ("jsonl", "json", "csv", "tsv", "parquet")
+        if found and "train" not in found:
+            raise InputError(f"{source} has no train split; give the file that holds it")
+        return found
+    beside = readers.siblings(source)
+    return list(beside) if len(beside) > 1 else []
 
 
 def load_default() -> dict[str, PairSplits]:
@@ -153,58 +201,55 @@ def read_lines(path: PathLike) -> list[str]:
     return texts
 
 
-def _raw_pairs(
-    source: PathLike,
-    left: str,
-    right: str,
-    sub_field: str,
-    split: str | None,
-    skip_bad: bool | None,
-    report: PairReport,
-) -> Iterator[tuple[str, str, str]]:
-    kind = tables.file_kind(source)
-    aligned = _aligned_files(Path(source), left, right)
+def _is_blank(path: PathLike, left: str, right: str) -> bool:
+    """Whether a file, or both of two line-aligned ones, exist and hold not one byte: not one record."""
+    files = _aligned_files(Path(path), left, right) or (Path(path),)
+    return all(file.is_file() and file.stat().st_size == 0 for file in files)
+
+
+def _raw_pairs(source: _Source, report: PairReport) -> Iterator[_Texts]:
+    kind = tables.file_kind(source.path)
+    aligned = _aligned_files(Path(source.path), source.left, source.right)
     if aligned is not None:
         yield from _line_aligned(*aligned)
     elif kind == "tmx":
-        yield from _tmx(existing_file(source, "data file"), left, right)
+        yield from _tmx(existing_file(source.path, "data file"), source.left, source.right, report)
     elif kind in ("po", "mo"):
-        yield from ((*pair, "") for pair in po_catalogs.read_catalogue(source))
+        yield from (_Texts(*pair) for pair in po_catalogs.read_catalogue(source.path))
     else:
-        yield from _records(source, left, right, sub_field, split, skip_bad, report)
+        yield from _records(source, report)
 
 
-def _records(
-    source: PathLike,
-    left: str,
-    right: str,
-    sub_field: str,
-    split: str | None,
-    skip_bad: bool | None,
-    report: PairReport,
-) -> Iterator[tuple[str, str, str]]:
+def _records(source: _Source, report: PairReport) -> Iterator[_Texts]:
     met = ReadReport()
+    names, path = (source.left, source.right), source.path
     first = True
-    for row in readers.rows(source, split):
+    for row in readers.rows(path, source.split):
         try:
             record = fields_of(row)
+            use = readers.use_of(record)
+            if source.uses is not None and use not in source.uses:
+                report.elsewhere += 1
+                continue
             inner = record.get("translation")
             sides = inner if isinstance(inner, dict) else record
             if first:
                 first = False
-                for name in (left, right):
-                    if name not in sides:
-                        raise tables.missing_column(
-                            source, name, list(sides), "--source-field, --target-field"
-                        )
-            texts = [clean(sides.get(name), met) for name in (left, right)]
+                absent = next((name for name in names if name not in sides), None)
+                if absent is not None:
+                    report.missing = tables.missing_column(
+                        path, absent, list(sides), "--source-field, --target-field"
+                    )
+                    if not source.skip_bad:
+                        raise report.missing
+            texts = [clean(sides.get(name), met) for name in names]
             if not all(isinstance(text, str) for text in texts):
-                raise BadRecord(f"{left!r} and {right!r} are not both strings")
+                raise BadRecord(f"{source.left!r} and {source.right!r} are not both strings")
         except BadRecord as bad:
-            skip_or_stop(source, row.where, str(bad), skip_bad, met)
+            skip_or_stop(path, row.where, str(bad), source.skip_bad, met)
             report.skipped += 1
             continue
-        yield texts[0], texts[1], str(record.get(sub_field) or "")
+        yield _Texts(texts[0], texts[1], str(record.get(source.sub_field) or ""), use)
 
 
 def _aligned_files(path: Path, left: str, right: str) -> tuple[Path, Path] | None:
@@ -224,7 +269,7 @@ def _aligned_files(path: Path, left: str, right: str) -> tuple[Path, Path] | Non
     return None
 
 
-def _line_aligned(left: Path, right: Path) -> Iterator[tuple[str, str, str]]:
+def _line_aligned(left: Path, right: Path) -> Iterator[_Texts]:
     sides = [read_lines(left), read_lines(right)]
     if len(sides[0]) != len(sides[1]):
         raise InputError(
@@ -232,11 +277,11 @@ def _line_aligned(left: Path, right: Path) -> Iterator[tuple[str, str, str]]:
             "align them anew"
         )
     for source, target in zip(*sides):
-        yield source, target, ""
+        yield _Texts(source, target)
 
 
-def _tmx(path: Path, left: str, right: str) -> Iterator[tuple[str, str, str]]:
-    """Translation units that hold both languages; en also reads en-GB."""
+def _tmx(path: Path, left: str, right: str, report: PairReport) -> Iterator[_Texts]:
+    """Translation units that hold both languages; en also reads en-GB. If there is none, `report` says so."""
     languages: set[str] = set()
     found = False
     try:
@@ -257,7 +302,7 @@ def _tmx(path: Path, left: str, right: str) -> Iterator[tuple[str, str, str]]:
                 unit.clear()
                 if left.lower() in sides and right.lower() in sides:
                     found = True
-                    yield sides[left.lower()], sides[right.lower()], ""
+                    yield _Texts(sides[left.lower()], sides[right.lower()])
     except ElementTree.ParseError as error:
         line = error.position[0]
         raise InputError(f"{path}, line {line}: not valid TMX ({error.msg}); mend it") from error
@@ -270,7 +315,7 @@ def _tmx(path: Path, left: str, right: str) -> Iterator[tuple[str, str, str]]:
         raise InputError(f"{path}: cannot be read ({error}); copy it again") from error
     if not found:
         listed = ", ".join(sorted(filter(None, languages))) or "none"
-        raise InputError(
+        report.missing = InputError(
             f"{path} has no unit with {left!r} and {right!r}; its languages: {listed}; choose with "
             "--source-field, --target-field"
         )

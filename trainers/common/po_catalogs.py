@@ -35,6 +35,8 @@ DEFAULT_SETS: dict[str, tuple[str, ...]] = {
 }
 
 _ACCELERATOR = re.compile(r"_(?=\w)")
+_BEGINS_TEXT = re.compile(r'\s*(#~\s*)?((msgid|msgid_plural|msgctxt|msgstr(\[\d+\])?)\s*)?"')
+_TEXT = re.compile(_BEGINS_TEXT.pattern + r'(?:[^"\\]|\\.)*"\s*')
 _NAME = re.compile(r"[{(%]\w*_|\w_\w")
 
 
@@ -88,6 +90,7 @@ def _entries(data: bytes, kind: str, where: str) -> list[tuple[str, str]]:
                 entries = list(polib.mofile(file.name))
         else:
             text = data.decode("utf-8-sig")
+            _check_quotes(text)
             entries = list(polib.pofile(text if "\n" in text else text + "\n"))
     except (OSError, ValueError, IndexError, AttributeError, struct.error) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -103,6 +106,15 @@ def _entries(data: bytes, kind: str, where: str) -> list[tuple[str, str]]:
             found = [(entry.msgid, entry.msgstr)]
         pairs.extend((message, text) for message, text in found if message and text and message != text)
     return pairs
+
+
+def _check_quotes(text: str) -> None:
+    """Raises ValueError at a text without its closing quote: the parser would swallow it, and its neighbours."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if _BEGINS_TEXT.match(line) and not _TEXT.fullmatch(line):
+            raise ValueError(
+                f"line {number}: a text without its closing quote, or with a quote inside; mend it"
+            )
 
 
 def _without_accelerator(message: str, translation: str) -> tuple[str, str]:

@@ -379,6 +379,12 @@ def _split_name(value: Any) -> str:
     return next((name for name, words in _SPLITS.items() if text in words), text)
 
 
+def use_of(record: dict[str, Any]) -> str:
+    """What a record is for by its `split`: "train", "validation", "test", another word, or "" where it says nothing."""
+    value = record.get("split")
+    return "" if value is None else _split_name(value)
+
+
 def _no_split(source: PathLike, split: str, found: Any) -> InputError:
     listed = ", ".join(sorted(map(str, found))) or "no `split` column"
     return InputError(f"{source} has no {split} split (it has: {listed}) and no file beside it is named so")

@@ -44,5 +44,6 @@ def _check_party(who: str, splits: PairSplits) -> None:
         if not pairs:
             raise InputError(
                 f"{who} has no {part} pair ({len(splits.train)} for training, {len(splits.validation)} for validation, "
-                f"{len(splits.test)} for testing); give more pairs, or train and test files"
+                f"{len(splits.test)} for testing); give more pairs, or train and test files, "
+                "or leave `split` out where pairs are to be divided"
             )

@@ -22,8 +22,8 @@ class Corpora(NamedTuple):
     server: train pairs of the public model, and the server's validation and test pairs.
     memory, questions: public pairs with no sentence of the model's training: a store for the Meta-k network to learn
       on, and the pairs it is asked about (from the server's first source and from --held-out).
-    clients: private pairs by domain. Whether a pair is in a train part depends on that pair and on test sets that were
-      given as such, never on other train pairs. notes: what was left out, for the operator.
+    clients: private pairs by domain. Whether a pair is in a train part depends on that pair, on the server's test set
+      and on test files, never on another record of its file. notes: what was left out, for the operator.
     """
 
     server: PairSplits
@@ -79,9 +79,9 @@ def _read(sources: Sequence[str], config: Config, notes: list[str]) -> PairSplit
 def load(config: Config, *, filtered: bool = True) -> Corpora:
     """Reads all pairs and sets the held-out ones aside.
 
-    Pairs leave train sets if a test set holds a sentence of theirs. A client's test pairs that were taken from its own
-    train file are left out themselves where they meet any train set, because a client's train part must not
-    depend on the pairs of others.
+    Pairs leave train sets if a test set holds a sentence of theirs. A client's test pairs that are in one file with its
+    train pairs (by their `split`, or taken from these) are left out themselves where they meet any train set, because a
+    client's train part must not depend on other records of that file.
 
     Args:
       filtered: False reads as runs did that filtered the server's train pairs alone, to continue one of them.
@@ -90,7 +90,7 @@ def load(config: Config, *, filtered: bool = True) -> Corpora:
       InputError: a source cannot be read; clients are missing, or named twice.
     """
     notes: list[str] = []
-    taken: set[str] = set()  # clients whose test pairs are a part of their train file
+    taken: set[str] = set()  # clients whose test pairs are in their train file
     if config.server == ("catalogs",):
         sets = parallel_text.load_default()
         server = sets[GENERAL]
@@ -106,7 +106,7 @@ def load(config: Config, *, filtered: bool = True) -> Corpora:
         if name in clients:
             raise InputError(f"--client {name} is given twice; give each client its own name")
         clients[name] = _read([source], config, notes)
-        if "test" not in parallel_text.given_splits(parse_source(source)[0]):
+        if "test" not in parallel_text.parts_apart(parse_source(source)[0]):
             taken.add(name)
     if not clients:
         raise InputError("no client: give --client NAME=FILE at least once")

@@ -31,8 +31,8 @@ class StoreConfig:
     codebook: str | None = None
     """The server's codebook; none keeps keys as they are."""
     data: Required = ""
-    """Private pairs: FILE or FILE:sub=a,b; its train part. With --epsilon, a file without a train part is taken whole:
-    which pairs count must not depend on other pairs."""
+    """Private pairs: FILE or FILE:sub=a,b; of several parts the train file, of one file every record but those whose
+    `split` says something else than train: which pairs are in depends on each pair alone."""
     source_field: str = "en"
     """Field (or language) of the source side."""
     target_field: str = "de"
@@ -77,11 +77,7 @@ def run_store(config: StoreConfig) -> tuple[dict[str, Any], str]:
     path, subs = corpora.parse_source(config.data)
     options: dict[str, Any] = {"source_field": config.source_field, "target_field": config.target_field}
     options |= {"sub": subs, "skip_bad": config.skip_bad}
-    if settings is not None:  # which pairs are in it must not depend on other pairs
-        train, notes = parallel_text.read_train(path, **options)
-    else:
-        splits, notes = parallel_text.read_pair_splits(path, **options)
-        train = splits.train
+    train, notes = parallel_text.read_train(path, may_be_empty=settings is not None, **options)
     with files.new_folder(config.out) as folder:
         pairs, said = opted_out(train, config.opt_out)
         examples = model.vocabulary.examples(pairs)

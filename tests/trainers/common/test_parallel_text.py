@@ -114,6 +114,18 @@ def test_bad_records_are_named_or_skipped(tmp_path, line, says):
     pairs, report = both(path, skip_bad=True)
     assert pairs == [("a", "x")]
     assert report.skipped == 1
+    path.write_text(line + '\n{"en": "a", "de": "x"}\n')  # the first record as well
+    assert "d.jsonl" in refusal(path)
+    pairs, report = both(path, skip_bad=True)
+    assert pairs == [("a", "x")]
+    assert report.skipped == 1
+
+
+def test_a_field_that_no_record_has_is_named_even_if_bad_records_may_be_left_out(tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"en": "a", "de": "x"}\n' * 2)
+    for skip_bad in (None, True):
+        message = refusal(tmp_path / "d.jsonl", target_field="fr", skip_bad=skip_bad)
+        assert "has no column 'fr'; it has: en, de" in message
 
 
 def test_unknown_fields_and_parts(tmp_path):
@@ -206,6 +218,15 @@ def test_catalogues(tmp_path):
         (tmp_path / name).write_bytes(damage)
         with pytest.raises(InputError, match="catalogue in UTF-8"):
             po_catalogs.read_catalogue(tmp_path / name)
+
+
+@pytest.mark.parametrize("line", ['msgid "a', 'msgstr "a\\"', '"more', 'msgid "a" b"', '#~ msgstr[1] "'])
+def test_a_text_that_does_not_end_is_named_with_its_line(tmp_path, line):
+    (tmp_path / "de.po").write_text(f'msgid "x \\"y\\\\"\nmsgstr "z" \n\n{line}\nmsgstr "b"\n')
+    with pytest.raises(InputError, match=r"de.po: .*line 4: a text without its closing quote"):
+        po_catalogs.read_catalogue(tmp_path / "de.po")
+    (tmp_path / "de.po").write_text('msgid "x \\"y\\\\"\nmsgstr "z" \n')
+    assert po_catalogs.read_catalogue(tmp_path / "de.po") == [('x "y\\', "z")]
 
 
 def test_catalogues_of_a_package(tmp_path):

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
+from tests.trainers.common.test_pair_uses import ABSENT, SPLITS
 from trainers.common.errors import InputError
-from trainers.common.pairs import sides_of
+from trainers.common.pairs import Pair, sides_of
 from trainers.translation import checks, corpora
 from trainers.translation.config import PRESETS
 
@@ -100,6 +101,33 @@ def test_one_pair_more_changes_nobody_elses_train_pairs(files):
         seen = sides_of(p for s in after.clients.values() for p in s.train)
         assert all(seen.isdisjoint(sides_of(s.test)) for s in after.clients.values())
     assert 1 in sizes
+
+
+@pytest.mark.parametrize("rest", [ABSENT, "", "train", "mixed"])
+def test_one_record_moves_no_other_pair_of_any_client_whatever_its_split(files, rest):
+    """Also one for testing that shares its sentences with many pairs for training."""
+    hub = [(f"hub {a}", "das fenster") for a, _ in made("it", 40)]
+    record = lambda pair, split: dict(zip(("en", "de"), pair)) | ({} if split == ABSENT else {"split": split})
+    base = [
+        record(pair, SPLITS[i % len(SPLITS)] if rest == "mixed" else rest)
+        for i, pair in enumerate([*made("it", 60), *hub])
+    ]
+    given = config(files, client=(f"it={files / 'one.jsonl'}", f"law={files / 'law.train.jsonl'}"))
+
+    def trained(rows):
+        (files / "one.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        read = corpora.load(given)
+        return [
+            set(part) for part in (read.clients["it"].train, read.clients["law"].train, read.server.train)
+        ]
+
+    before = trained(base)
+    assert len(before[0]) > 30
+    for split in SPLITS:
+        for pair in ((hub[0][0], "das fenster"), made("law", 30)[25], ("something new", "das fenster")):
+            for rows in ([record(pair, split), *base], [*base[1:], record(pair, split)]):
+                own = {Pair(*pair), Pair(base[0]["en"], base[0]["de"])}
+                assert [part - own for part in trained(rows)] == [part - own for part in before]
 
 
 def test_a_client_without_enough_pairs_is_named(files):

@@ -131,15 +131,36 @@ def test_a_pair_fills_the_same_buckets_in_any_company(public):
         assert (together.values[mine] == alone.values).all()
 
 
-def test_one_record_cannot_decide_how_the_others_are_read(public, tmp_path, capsys):
-    mixed = write(tmp_path / "mixed.jsonl", rows(OTHERS) + rows(OTHERS[:1], split="train"))
-    status, said = run(capsys, *store(public, mixed, tmp_path / "out"))
-    assert status == 2
-    assert "some records have a split and others have none" in said
+@pytest.mark.parametrize(
+    ("rest", "own"), [("", "train"), (None, "train"), ("absent", "train"), ("test", "train"), ("train", "")]
+)
+def test_one_record_cannot_decide_how_the_others_are_read(counts, tmp_path, rest, own):
+    """Not by what its `split` says either; and the command ends alike."""
+    split = {} if rest == "absent" else {"split": rest}
+    base, extra = rows(OTHERS, **split), rows([("stone river", "das haus")], split=own)
+    got = [counts(write(tmp_path / "a.jsonl", listed)) for listed in (base, extra + base, base + extra)]
+    assert (len(got[0]) > 20) == (rest != "test")
+    assert got[1] == got[2]
+    assert set((got[1] - got[0]).values()) == {1}
+    assert not got[0] - got[1]
 
 
 def test_no_usable_pair_is_released_like_few(counts, tmp_path):
     assert counts(write(tmp_path / "blank.jsonl", rows([("", "leer")]))) == Counter()
+    assert counts(write(tmp_path / "empty.jsonl", [])) == Counter()
+
+
+def test_a_memory_is_of_the_whole_file(public, tmp_path, capsys):
+    """A store sets nothing aside, and so no opted-out line is said to be nobody's that is there."""
+    (tmp_path / "no").write_text("".join(f"{a}\n" for a, _ in HUB), encoding="utf-8")
+    path = write(tmp_path / "a.jsonl", rows(HUB + OTHERS))
+    argv = ["store", "--model", public, "--data", path, "--opt-out", tmp_path / "no", "--out", tmp_path / "o"]
+    status, said = run(capsys, *argv)
+    assert status == 0
+    assert (said["pairs"], said["left_out"], said["notes"]) == (len(OTHERS), len(HUB), [])
+    status, said = run(capsys, *argv[:4], write(tmp_path / "b.jsonl", rows(HUB, split="test")), *argv[5:])
+    assert status == 2
+    assert "no usable pair" in said
 
 
 @pytest.mark.parametrize(
