@@ -34,6 +34,8 @@ def atomic_write(path: PathLike, mode: str = "w", *, permissions: int = 0o644) -
         raise InputError(f"{target} cannot be written ({error.strerror}); check its folder") from error
     try:
         with os.fdopen(descriptor, mode, **text) as file:
+            with contextlib.suppress(OSError):  # a file system without locks: `sweep` leaves its files alone
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -45,6 +47,16 @@ def atomic_write(path: PathLike, mode: str = "w", *, permissions: int = 0o644) -
         raise
 
 
+def sweep(parent: PathLike, name: str = "*") -> None:
+    """Removes what killed processes left in a folder: `.NAME.*.tmp`, as made here. What is being written is locked, and
+    stays.
+    """
+    for left in pathlib.Path(parent).glob(f".{name}.*.tmp"):
+        with contextlib.suppress(OSError), open(left / _LOCK if left.is_dir() else left, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
+
+
 @contextlib.contextmanager
 def scratch_folder(parent: PathLike, name: str) -> Iterator[pathlib.Path]:
     """Yields a folder `.NAME.*.tmp` in `parent` that only the owner can read and that is gone in the end.
@@ -52,10 +64,7 @@ def scratch_folder(parent: PathLike, name: str) -> Iterator[pathlib.Path]:
     Folders that killed processes left there under the same name are removed first; one in use is locked, and stays.
     """
     root = pathlib.Path(parent)
-    for left in root.glob(f".{glob.escape(name)}.*.tmp"):
-        with contextlib.suppress(OSError), open(left / _LOCK, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
+    sweep(root, glob.escape(name))
     try:
         folder = pathlib.Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".tmp", dir=root))
     except OSError as error:
@@ -87,6 +96,15 @@ def new_folder(path: PathLike) -> Iterator[pathlib.Path]:
         aside.mkdir(mode=0o700)
         yield aside
         os.rename(aside, target)
+
+
+def require_new(path: PathLike, option: str) -> None:
+    """Refuses, before any work, a file to write that exists already, or cannot be written."""
+    require_writable(path, option)
+    if os.path.lexists(path):
+        raise InputError(
+            f"{option} {path} exists; choose another name, or remove it first: nothing is overwritten"
+        )
 
 
 def require_writable(path: PathLike, option: str) -> None:

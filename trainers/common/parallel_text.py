@@ -321,12 +321,18 @@ def _tmx(path: Path, left: str, right: str, report: PairReport) -> Iterator[_Tex
         )
 
 
-def _segment_text(element: ElementTree.Element) -> str:
-    parts = [element.text or ""]
-    for inner in element:
-        if _local(inner.tag) not in _CODE_IN_TMX:
-            parts.append(_segment_text(inner))
-        parts.append(inner.tail or "")
+def _segment_text(segment: ElementTree.Element) -> str:
+    """The text of a segment and of what is marked in it, however deeply; markup of the translated program is none."""
+    parts: list[str] = []
+    rest: list[ElementTree.Element | str | None] = [segment]
+    while rest:
+        item = rest.pop()
+        if item is None or isinstance(item, str):
+            parts.append(item or "")
+            continue
+        for inner in reversed(item):
+            rest += [inner.tail] if _local(inner.tag) in _CODE_IN_TMX else [inner.tail, inner]
+        parts.append(item.text or "")
     return "".join(parts)
 
 

@@ -46,6 +46,21 @@ def require(path: files.PathLike, command: str = "") -> pathlib.Path:
     return folder
 
 
+def never_began(path: files.PathLike, command: str) -> bool:
+    """Whether a run of `command` was killed here before its settings were written: nothing else is in the folder.
+
+    Raises:
+      InputError: another command's run was.
+    """
+    folder = pathlib.Path(path)
+    names = [p.name for p in folder.iterdir()]
+    left = [n for n in names if n.startswith((".manifest.json.", ".config.json.")) and n.endswith(".tmp")]
+    if not names or set(names) - {"manifest.json", *left}:
+        return False
+    require_command(folder, command)
+    return True
+
+
 def require_command(folder: pathlib.Path, command: str) -> None:
     """Refuses a folder that another command wrote, as its manifest says; one without a manifest passes.
 

@@ -269,15 +269,17 @@ def auc(positives: np.ndarray, negatives: np.ndarray) -> float:
 
 
 class RareValues(NamedTuple):
-    """Values that single out their text. in_one_sentence, in_one_client: distinct values. records: that carry one."""
+    """Values of a client that single out its text. in_one_sentence: distinct values that one sentence has, of all
+    clients' text. in_no_other_client: that nobody else has. records: of the client, that carry one of the first.
+    """
 
     in_one_sentence: int
-    in_one_client: int
+    in_no_other_client: int
     records: int
 
 
-def rare_values(clients: Sequence[tuple[np.ndarray, np.ndarray]]) -> RareValues:
-    """Counts values that occur in one sentence of all clients' text, or at one client only.
+def rare_values(clients: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[RareValues]:
+    """Counts, for each client, values that occur in one sentence of all clients' text, or at no other client.
 
     Args:
       clients: `(values, sentences)` of each; sentence numbers are each client's own.
@@ -290,6 +292,11 @@ def rare_values(clients: Sequence[tuple[np.ndarray, np.ndarray]]) -> RareValues:
     size = 1 + max((int(p.max()) for p in pairs if len(p)), default=-1)
     sentences_with = sum((np.bincount(p, minlength=size) for p in pairs), np.zeros(size, np.int64))
     clients_with = sum((np.bincount(h, minlength=size) for h in homes), np.zeros(size, np.int64))
-    once = sentences_with == 1
-    records = sum(int(once[np.asarray(values, np.int64)].sum()) for values, _ in clients)
-    return RareValues(int(once.sum()), int((clients_with == 1).sum()), records)
+    return [
+        RareValues(
+            int((sentences_with[home] == 1).sum()),
+            int((clients_with[home] == 1).sum()),
+            int((sentences_with[np.asarray(values, np.int64)] == 1).sum()),
+        )
+        for home, (values, _) in zip(homes, clients)
+    ]

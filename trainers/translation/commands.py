@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import pathlib
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -68,8 +70,9 @@ class TranslateConfig:
     """File for the translations; without it they are printed."""
     store: str | None = None
     """A memory to ask (folder of `store` or `open`)."""
-    meta: str = "runs/translation/public/meta_k.npz"
-    """The Meta-k network, with --store and --mixing adaptive."""
+    meta: str | None = None
+    """The Meta-k network, with --store and --mixing adaptive; unless given, the one beside --model: meta_k.npz, for a
+    memory of noisy counts cells_meta_k.npz."""
     mixing: Literal["adaptive", "fixed"] = "adaptive"
     """Let the network weigh the memory, or use --weight."""
     weight: float = 0.5
@@ -116,7 +119,10 @@ def run_translate(config: TranslateConfig) -> Result:
         files.require_writable(config.output, "--output")
     lines = [pairs.clean(line) for line in parallel_text.read_lines(config.input)]  # as the model was trained
     model = data.load(config.model)
-    stepper, weights = _way(config, model)
+    notes: list[str] = []
+    stepper, weights = _way(config, model, notes)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     sources = model.vocabulary.encode(lines)
     decode.check_lengths(sources, f"{config.input}, line")
     start = time.process_time()
@@ -140,7 +146,7 @@ def run_translate(config: TranslateConfig) -> Result:
     return {**result, "translations": texts}, "\n".join(texts)
 
 
-def _way(config: TranslateConfig, model: data.Model) -> tuple[decode.Stepper, Any]:
+def _way(config: TranslateConfig, model: data.Model, notes: list[str]) -> tuple[decode.Stepper, Any]:
     if config.store is None:
         return decode.plain(model.graphdef), model.params
     opened = datastore.open_store(config.store, model=model.digest)
@@ -148,7 +154,9 @@ def _way(config: TranslateConfig, model: data.Model) -> tuple[decode.Stepper, An
         raise InputError(f"{config.store} holds no record; translate without --store")
     k, heat, meta, weight = min(config.k, opened.count, MAX_K), config.temperature, None, None
     if config.mixing == "adaptive":
-        meta, heat = meta_k.load(config.meta)
+        kind: meta_k.Kind = "records" if opened.weights is None else "cells"
+        place = config.meta or pathlib.Path(config.model) / meta_k.NAMES[kind]
+        meta, heat = meta_k.load(place, model=model.digest, kind=kind, notes=notes)
         k = meta.hidden_weights.shape[0] // 2
     else:
         weight = jnp.float32(config.weight)

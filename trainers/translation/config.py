@@ -13,8 +13,18 @@ import tyro
 from trainers.common.errors import InputError
 from trainers.translation import dealing
 
-MAX_K, MAX_BEAMS = 1024, 64
-"""Neighbours and hypotheses at most: more cost memory by the gigabyte and improve nothing."""
+MAX_K, MAX_BEAMS, MAX_WINDOW = 1024, 64, 64
+"""Neighbours, hypotheses, an attack's pieces at most: more cost memory by the gigabyte and improve nothing."""
+_MOST = {
+    "k": MAX_K,
+    "beams": MAX_BEAMS,
+    "vocabulary_size": 1_000_000,
+    "dim": 4096,
+    "encoder_layers": 64,
+    "decoder_layers": 64,
+    "batch_tokens": 262_144,
+    "max_length": 8192,
+}
 
 Required = Annotated[str, tyro.conf.arg(help_behavior_hint="(required)")]
 RequiredMany = Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(required)")]
@@ -187,9 +197,11 @@ class Config:
                 raise InputError(
                     f"--{name.replace('_', '-')} must be at least {+value}, got {getattr(self, name)}"
                 )
-        for name, value in (("k", MAX_K), ("beams", MAX_BEAMS)):
+        for name, value in _MOST.items():
             if getattr(self, name) > value:
-                raise InputError(f"--{name} must be at most {value}, got {getattr(self, name)}")
+                raise InputError(
+                    f"--{name.replace('_', '-')} must be at most {value}, got {getattr(self, name)}"
+                )
         for name in ("learning_rate", "local_learning_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"--{name.replace('_', '-')} must be positive, got {getattr(self, name)}")

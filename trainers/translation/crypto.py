@@ -127,7 +127,7 @@ def read_json(path: files.PathLike, what: str, format: str) -> dict:
     target = files.existing_file(path, what)
     try:
         data = json.loads(target.read_bytes().decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{what} {target} is not JSON; give the file that keygen wrote") from error
     if not isinstance(data, dict) or data.get("format") != format:
         raise InputError(f"{what} {target} is not of the format {format!r}; give the file that keygen wrote")

@@ -140,7 +140,7 @@ def load(folder: files.PathLike) -> Model:
     try:
         facts = json.loads(files.existing_file(root / FACTS, "model description").read_text(encoding="utf-8"))
         config = ModelConfig(**facts["model"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{root / FACTS} describes no model ({error}); copy the folder anew") from error

@@ -280,13 +280,6 @@ def on_device(store: Datastore, start: int = 0, stop: int | None = None) -> knn.
     return knn.build(decode(store.facts, store.codebook, keys), values, centre=centre)
 
 
-def log_weights(store: Datastore, neighbors: knn.Neighbors) -> jax.Array | None:
-    """log of the neighbours' weights, for `knn.to_log_probs` and `knn.adaptive`; None without weights."""
-    if store.weights is None:
-        return None
-    return jnp.log(jnp.asarray(store.weights)[jnp.maximum(neighbors.ids, 0)])
-
-
 def search(store: Datastore, queries: jax.Array, *, k: int, block_rows: int = 262_144) -> knn.Neighbors:
     """Searches a memory of any size, reading `block_rows` records at a time.
 
@@ -396,7 +389,7 @@ def _read_manifest(target: pathlib.Path) -> tuple[Facts, int]:
         facts = Facts(**data)
     except InputError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"{path} is damaged ({error}); copy or build the memory anew") from error
     if type(count) is not int or count < 0:
         raise InputError(f"{path} is damaged (count {count!r}); copy or build the memory anew")

@@ -95,6 +95,8 @@ class Bench:
         self.cache = run_dir / "cache"
         self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.cache.chmod(0o700)  # models trained on private text
+        for folder in (run_dir, run_dir / "public", self.cache):
+            files.sweep(folder)
         self.model = self._public_model()
         self.graphdef, self.params = self.model.graphdef, self.model.params
         vocabulary = self.model.vocabulary
@@ -204,7 +206,7 @@ class Bench:
         public.mkdir(exist_ok=True)
         if self.codebook is not None:
             datastore.save_codebook(public / "codebook.npz", self.codebook)
-        place = public / "meta_k.npz"
+        place = public / meta_k.NAMES["records"]
         if not place.exists():
             positions = meta_k.look(
                 self.graphdef,
@@ -214,8 +216,9 @@ class Bench:
                 config=self.retrieval(),
             )
             meta, heat, _ = meta_k.fit_with_temperature(keys.stream(root, "translation-meta"), positions)
-            meta_k.save(place, meta, heat)
-        self.meta, self.temperature = meta_k.load(place)
+            meta_k.save(place, meta, heat, model=self.model.digest, kind="records")
+        # One that names no model is of an earlier version, and this run's own.
+        self.meta, self.temperature = meta_k.load(place, model=self.model.digest, kind="records", notes=[])
 
     def coded(self, entries: retrieval.Entries) -> datastore.Datastore:
         """These records after K-encryption."""

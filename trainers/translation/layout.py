@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
+import re
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -19,9 +20,11 @@ import numpy as np
 from trainers.common import files
 from trainers.translation import crypto
 from trainers.translation.datastore import Facts
+from trainers.translation.model import PAD, UNK
 
 UPLOAD, SHUFFLED = b"JPUPLD1\n", b"JPSHUF1\n"
-_MAX_HEADER = 65_536
+_MAX_HEADER = {UPLOAD: 2**16, SHUFFLED: 2**24}  # the server's holds what all members say
+_MAX_WIDTH = 2**20
 
 
 class Refused(Exception):
@@ -57,11 +60,11 @@ def pack(facts: Facts, keys: np.ndarray, values: np.ndarray, weights: np.ndarray
 def unpack(facts: Facts, records: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
     """Returns `(keys, values, weights, sound)`: the sound records' columns, and one bool a record.
 
-    Unsound are values outside the vocabulary, keys or weights that are not finite, and weights that are not
-    positive: authentic, but no honest member writes them.
+    Unsound are values that no text has (outside the vocabulary, padding, the unknown piece), keys or weights that are
+    not finite, and weights that are not positive: authentic, but no honest member writes them.
     """
     rows = np.ascontiguousarray(records).view(record_type(facts)).reshape(len(records))
-    sound = rows["value"] < facts.vocabulary_size
+    sound = (rows["value"] < facts.vocabulary_size) & (rows["value"] > max(PAD, UNK))
     if facts.dtype != "uint8":
         sound &= np.isfinite(rows["key"]).all(-1)
     if facts.weighted:
@@ -105,6 +108,15 @@ def _header(header: dict, width: int | None, count: int, digest: str) -> bytes:
     return json.dumps({**header, "record_bytes": width, "count": f"{count:012d}", "digest": digest}).encode()
 
 
+def _whole(number: object) -> int:
+    """A number of a header, which anybody may have written: an integer or its digits; nothing is rounded to one."""
+    if type(number) is int and 0 <= number < 10**18:
+        return number
+    if isinstance(number, str) and re.fullmatch("[0-9]{1,18}", number):
+        return int(number)
+    raise ValueError("record_bytes and count must be integers from 0 to 10^18")
+
+
 def read(path: files.PathLike, kind: bytes, *, whole: bool = True) -> tuple[dict, np.ndarray]:
     """Returns `(header, sealed)`; `sealed` is a read-only map of uint8 `[n, record_bytes]`.
 
@@ -121,18 +133,18 @@ def read(path: files.PathLike, kind: bytes, *, whole: bool = True) -> tuple[dict
         if not start.startswith(kind):
             raise Refused("not an upload" if kind == UPLOAD else "not a shuffled file", "it begins otherwise")
         length = int.from_bytes(start[len(kind) :], "little")
-        text = file.read(length) if length <= _MAX_HEADER else b""
+        text = file.read(length) if length <= _MAX_HEADER[kind] else b""
         signature = file.read(crypto.SIGNATURE_BYTES)
     offset = len(kind) + 4 + length + crypto.SIGNATURE_BYTES
-    if length > _MAX_HEADER or size < offset:
+    if length > _MAX_HEADER[kind] or size < offset:
         raise Refused("truncated", "its header is incomplete")
     try:
         header = json.loads(text)
-        width, count = int(header["record_bytes"]), int(header["count"])
+        width, count = _whole(header["record_bytes"]), _whole(header["count"])
         digest = str(header["digest"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refused("damaged", f"its header cannot be read: {error}") from error
-    if width <= crypto.OVERHEAD or width > _MAX_HEADER * 16 or count < 0:
+    if width <= crypto.OVERHEAD or width > _MAX_WIDTH:
         raise Refused("damaged", f"its header speaks of {count} records of {width} bytes")
     if size > offset + count * width:
         raise Refused(

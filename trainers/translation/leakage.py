@@ -11,13 +11,13 @@ from jaxpriv import keys
 from trainers.common import files, parallel_text
 from trainers.common.errors import InputError
 from trainers.translation import attack, corpora, data, datastore, facts, report, retrieval
-from trainers.translation.config import Required, RequiredMany
+from trainers.translation.config import MAX_WINDOW, Required, RequiredMany
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackConfig:
     """Measure leakage: one member trains an inverse model on its own records and tries it on the others';
-    a guesser looks for exact codes; values that occur in one sentence only are counted."""
+    a guesser looks for exact codes; values that occur in one sentence, or at one member only, are counted."""
 
     model: str = "runs/translation/public"
     """Folder of the public model."""
@@ -32,7 +32,7 @@ class AttackConfig:
     target_field: str = "de"
     """Field (or language) of the target side."""
     window: int = 8
-    """Pieces before a record that the attack tries to write."""
+    """Pieces before a record that the attack tries to write, at most 64."""
     sentences: int = 1000
     """Train pairs of each member that are used."""
     steps: int = 1000
@@ -54,6 +54,8 @@ def run_attack(config: AttackConfig) -> tuple[dict[str, Any], str]:
     for name in ("window", "sentences", "steps"):
         if getattr(config, name) < 1:
             raise InputError(f"--{name} must be at least 1, got {getattr(config, name)}")
+    if config.window > MAX_WINDOW:
+        raise InputError(f"--window must be at most {MAX_WINDOW}, got {config.window}")
     if not 0 <= config.seed < 2**32:
         raise InputError(f"--seed must be in [0, 2^32), got {config.seed}")
     if config.output is not None:
@@ -94,7 +96,8 @@ def run_attack(config: AttackConfig) -> tuple[dict[str, Any], str]:
         )
         for name, way in ways.items()
     }
-    for victim, (theirs, guesses, members_of) in members.items():
+    rare = attack.rare_values([(part.values, part.sentences) for part in joint])[1:]
+    for (victim, (theirs, guesses, members_of)), seldom in zip(members.items(), rare):
         hidden = attack.windows(theirs.values, theirs.sentences, length=config.window)
         for name, way in ways.items():
             told = attack.reconstruct(
@@ -114,13 +117,13 @@ def run_attack(config: AttackConfig) -> tuple[dict[str, Any], str]:
             lambda k: datastore.decode(coded, codebook, np.asarray(k)),
         )
         result["membership"][victim] = found._asdict()
-        pairs = np.unique(np.stack([theirs.values, theirs.sentences]), axis=1)
-        result["rare_values"][victim] = int((np.bincount(pairs[0]) == 1).sum())
+        result["rare_values"][victim] = seldom._asdict()
         lines.append("")
         lines.append(
             f"{victim}: {found.members_found:.1f} % of its sentences are found by their exact records, "
             f"{found.others_found:.1f} % of others; AUC {found.auc:.3f}; "
-            f"{result['rare_values'][victim]} values occur in one sentence only."
+            f"{seldom.in_one_sentence} of its values occur in one sentence of all members' only ({seldom.records} of "
+            f"its {len(theirs.values)} records), {seldom.in_no_other_client} at no other member."
         )
     result["guarantee"] = report.GUARANTEE["fednn"]
     shown = "\n".join([*lines, "", report.GUARANTEE["fednn"]])

@@ -1,4 +1,4 @@
-"""From a memory on disk or at hand to what decoding searches: exactly, by blocks, through a shadow, or by FAISS."""
+"""From a memory on disk or at hand to what decoding searches: all of it, its inverted file, a shadow, or FAISS."""
 
 from __future__ import annotations
 

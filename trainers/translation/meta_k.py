@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -232,16 +232,63 @@ def fit_with_temperature(
     return meta, temperature, value
 
 
-def save(path: files.PathLike, meta: knn.MetaK, temperature: float) -> None:
-    """Writes a Meta-k network and its temperature."""
-    data.save_params(path, {**meta._asdict(), "temperature": np.float32(temperature)})
+Kind = Literal["records", "cells"]
+"""What a network was trained on and is for: single records, or cells with counts."""
 
 
-def load(path: files.PathLike) -> tuple[knn.MetaK, float]:
-    """Reads what `save` wrote."""
+def save(path: files.PathLike, meta: knn.MetaK, temperature: float, *, model: str, kind: Kind) -> None:
+    """Writes a Meta-k network, its temperature, and the digest of the model and the kind of memory it is for."""
+    facts = {"temperature": np.float32(temperature), "model": np.asarray(model), "kind": np.asarray(kind)}
+    data.save_params(path, {**meta._asdict(), **facts})
+
+
+def load(path: files.PathLike, *, model: str, kind: Kind, notes: list[str]) -> tuple[knn.MetaK, float]:
+    """Reads what `save` wrote, for this model and kind of memory; says in `notes` where the file names none.
+
+    Raises:
+      InputError: it is damaged, or for another model or kind.
+    """
     arrays = data.load_arrays(files.existing_file(path, "Meta-k network"))
-    names = {name: f"['{name}']" for name in (*knn.MetaK._fields, "temperature")}
-    if set(arrays) != set(names.values()):
+    arrays = {name.removeprefix("['").removesuffix("']"): array for name, array in arrays.items()}
+    if not {*knn.MetaK._fields, "temperature"} <= arrays.keys() <= {*knn.MetaK._fields, *_FACTS}:
         raise InputError(f"{path} is not a Meta-k network; `jaxpriv translation train` writes one")
-    weights = {name: jnp.asarray(arrays[names[name]]) for name in knn.MetaK._fields}
-    return knn.MetaK(**weights), float(arrays[names["temperature"]])
+    if not _is_network(arrays):
+        raise InputError(
+            f"{path} is a damaged Meta-k network: shapes do not fit together, or numbers are not finite; copy it anew"
+        )
+    if "model" not in arrays or "kind" not in arrays:
+        notes.append(f"{path} does not say which model and memory it is for; taken to be these")
+    elif str(arrays["model"]) != model:
+        raise InputError(
+            f"{path} is for the model {str(arrays['model'])[:12]}, not for {model[:12]}; "
+            "give the network beside the model"
+        )
+    elif str(arrays["kind"]) != kind:
+        raise InputError(
+            f"{path} is for memories of {arrays['kind']}, this one holds {kind}; give public/{NAMES[kind]} of the run"
+        )
+    meta = knn.MetaK(**{name: jnp.asarray(arrays[name]) for name in knn.MetaK._fields})
+    return meta, float(arrays["temperature"])
+
+
+NAMES: dict[Kind, str] = {"records": "meta_k.npz", "cells": "cells_meta_k.npz"}
+"""The networks' files beside a run's public model."""
+_FACTS = ("temperature", "model", "kind")
+
+
+def _is_network(arrays: dict[str, np.ndarray]) -> bool:
+    numbers = {name: arrays[name] for name in (*knn.MetaK._fields, "temperature")}
+    if any(a.dtype.kind != "f" or not np.isfinite(a).all() for a in numbers.values()):
+        return False
+    first = numbers["hidden_weights"]
+    if first.ndim != 2 or first.shape[0] < 2 or first.shape[0] % 2 or not first.shape[1]:
+        return False
+    hidden, choices = first.shape[1], knn.num_choices(first.shape[0] // 2)
+    wanted = {
+        "hidden_bias": (hidden,),
+        "out_weights": (hidden, choices),
+        "out_bias": (choices,),
+        "temperature": (),
+    }
+    fits = all(numbers[name].shape == shape for name, shape in wanted.items())
+    return fits and float(numbers["temperature"]) > 0

@@ -258,7 +258,8 @@ def _prepare(bench: experiment.Bench, config: PrivateConfig) -> Cells:
     meta, _ = meta_k.fit(keys.stream(root, "translation-meta-cells"), positions, temperature=temperature)
     # What `store --epsilon` and `translate` take.
     datastore.save_codebook(bench.run_dir / "public" / "cells.npz", coarse)
-    meta_k.save(bench.run_dir / "public" / "cells_meta_k.npz", meta, temperature)
+    place = bench.run_dir / "public" / meta_k.NAMES["cells"]
+    meta_k.save(place, meta, temperature, model=bench.model.digest, kind="cells")
     return Cells(coarse, temperature, meta)
 
 

@@ -32,6 +32,7 @@ from trainers.translation.crypto import Member, Secret
 from trainers.translation.datastore import Datastore, Facts
 
 _ROUND = "jaxpriv round 1"
+_MAX_SAID = 1_000  # characters about a release
 _PART = 1_000_000  # records decrypted before they are written
 NO_GUARANTEE = (
     "product quantization is compression: anyone with the public model and codebook can encode a guess and compare",
@@ -329,11 +330,10 @@ def open_shuffled(
 
 
 class Traffic(NamedTuple):
-    """Bytes of a round. up: sent by each member. down: received by each. total: all members, both ways."""
+    """Bytes of a round. up: sent by each member. down: received by each."""
 
     up: dict[str, int]
     down: int
-    total: int
 
 
 def simulate(
@@ -354,13 +354,7 @@ def simulate(
     uploads = [root / f"upload-{i}.bin" for i in range(len(up))]
     down = shuffle(root / "shuffled.bin", made, uploads).bytes_written
     open_shuffled(root / "joint", made, join(made, first, members), root / "shuffled.bin", codebook)
-    traffic = Traffic(up, down, sum(up.values()) + down * len(up))
-    return datastore.open_store(root / "joint", facts=facts), traffic
-
-
-def break_even_rounds(traffic: Traffic, model_bytes: int) -> float:
-    """Rounds of FedAvg (model down and up for every member) that cost as many bytes as this round of sharing."""
-    return traffic.total / (2 * model_bytes * len(traffic.up))
+    return datastore.open_store(root / "joint", facts=facts), Traffic(up, down)
 
 
 def _wrap_context(id: str, name: str) -> bytes:
@@ -383,7 +377,17 @@ def _check_upload(header: dict, sealed: np.ndarray, round: Round, seen: set[str]
         raise layout.Refused("another layout", f"its records have {sealed.shape[1]} bytes")
     if len(sealed) > round.quota:
         raise layout.Refused("over quota", f"{len(sealed)} records of at most {round.quota}")
+    if not _is_short(header.get("release")):
+        raise layout.Refused("damaged", "what it says of its release is no short list of names and values")
     return member
+
+
+def _is_short(said: Any) -> bool:
+    """Whether this is what `share` says of a release, or nothing: it goes to every member, in a header with others."""
+    if not isinstance(said, dict):
+        return said is None
+    values = all(v is None or isinstance(v, str | int | float) for v in said.values())
+    return values and len(json.dumps(said)) <= _MAX_SAID
 
 
 def _nonces(sealed: np.ndarray) -> np.ndarray:

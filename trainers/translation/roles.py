@@ -99,7 +99,7 @@ class ShareConfig(_Member):
     store: Required = ""
     """Folder of the memory."""
     out: Required = ""
-    """Upload to write."""
+    """Upload to write; a new file."""
     json: bool = False
     """Print one JSON object as the last line."""
 
@@ -108,7 +108,7 @@ def run_share(config: ShareConfig) -> Result:
     made, secret, key = _joined(config)
     if not config.out:
         raise InputError("--out FILE is needed: the upload to write")
-    files.require_writable(config.out, "--out")
+    files.require_new(config.out, "--out")
     store = datastore.open_store(config.store, facts=made.facts)
     place = store.folder / RELEASE
     how = None
@@ -116,7 +116,7 @@ def run_share(config: ShareConfig) -> Result:
         try:
             how = json.loads(place.read_text(encoding="utf-8"))
             release.joint_statement([how])
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(
                 f"{place} does not say how the histogram was made ({error}); store it anew"
             ) from error
@@ -164,7 +164,7 @@ class ShuffleConfig:
     uploads: RequiredMany = ()
     """The members' uploads."""
     out: Required = ""
-    """File to write, for every member."""
+    """File to write, for every member; a new one."""
     json: bool = False
     """Print one JSON object as the last line."""
 
@@ -172,7 +172,7 @@ class ShuffleConfig:
 def run_shuffle(config: ShuffleConfig) -> Result:
     if not config.round or not config.uploads or not config.out:
         raise InputError("--round FILE, --uploads FILE ... and --out FILE are needed")
-    files.require_writable(config.out, "--out")
+    files.require_new(config.out, "--out")
     made = protocol.read_round(config.round)
     said = protocol.shuffle(config.out, made, config.uploads)
     result, text, _ = _told(said, made, config.out, "records shuffled", "up")

@@ -15,8 +15,7 @@ from trainers.common.errors import InputError
 from trainers.translation import checks, corpora, data, experiment, report, scoring
 from trainers.translation.config import METHODS, Config
 
-RESULTS = "metrics.jsonl"
-
+COMMAND, RESULTS = "translation train", "metrics.jsonl"
 
 READING = 2
 """How pairs are read and filtered; in 1, which wrote no such number, the server's train pairs alone were filtered."""
@@ -91,11 +90,11 @@ def _begun(run_dir: pathlib.Path, *, resume: bool) -> bool:
     """Whether the folder holds a run that is to be continued."""
     if run_dir.exists() and not run_dir.is_dir():
         raise InputError(f"--run-dir {run_dir} is a file; give a folder")
-    if not run_dir.exists() or not any(run_dir.iterdir()):
+    if not run_dir.exists() or not any(run_dir.iterdir()) or folders.never_began(run_dir, COMMAND):
         return False
     if not resume:
         raise InputError(f"--run-dir {run_dir} exists; add --resume to continue it, or give another folder")
-    folders.require(run_dir, "translation train")
+    folders.require(run_dir, COMMAND)
     return True
 
 
@@ -140,7 +139,7 @@ def _check_same_data(run_dir: pathlib.Path, pairs: str, model: str | None, notes
 
 
 def _write_manifest(run_dir: pathlib.Path, config: Config, digests: dict[str, str], reading: int) -> None:
-    manifest.write(run_dir, command="translation train", config=config, digests=digests, reading=reading)
+    manifest.write(run_dir, command=COMMAND, config=config, digests=digests, reading=reading)
 
 
 def _records(run_dir: pathlib.Path) -> list[dict[str, Any]]:
@@ -212,7 +211,7 @@ def evaluate(run_dir: str) -> tuple[dict[str, Any], str]:
 
 def read_config(run_dir: str) -> Config:
     """The settings of a run folder, ready to continue it."""
-    folders.require_command(pathlib.Path(run_dir), "translation train")
+    folders.require_command(pathlib.Path(run_dir), COMMAND)
     place = files.existing_file(pathlib.Path(run_dir) / "config.json", "run description")
     record = folders.read_config(pathlib.Path(run_dir))
     for field in dataclasses.fields(Config):

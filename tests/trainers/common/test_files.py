@@ -73,6 +73,21 @@ def test_a_new_folder_is_whole_or_absent_and_never_an_old_one(tmp_path):
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
 
+def test_what_killed_writers_left_is_swept_and_what_is_being_written_is_not(tmp_path):
+    dead, folder = tmp_path / ".model-1.npz.dead.tmp", tmp_path / ".exchange.dead.tmp"
+    dead.write_bytes(b"private")
+    folder.mkdir()
+    (folder / ".lock").touch()
+    (tmp_path / "kept.tmp").touch()
+    with files.atomic_write(tmp_path / "model-2.npz", "wb") as file:
+        file.write(b"whole")
+        files.sweep(tmp_path)
+    assert not dead.exists()
+    assert not folder.exists()
+    assert (tmp_path / "model-2.npz").read_bytes() == b"whole"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["kept.tmp", "model-2.npz"]
+
+
 def test_scratch_of_killed_processes_is_swept_and_that_of_living_ones_is_not(tmp_path):
     with files.scratch_folder(tmp_path, "x") as living:
         dead = tmp_path / ".x.dead.tmp"

@@ -191,6 +191,18 @@ def mo(pairs):
     return struct.pack(f"<7I{4 * n}I", 0x950412DE, 0, n, 28, 28 + 8 * n, 0, at, *ids, *texts) + data
 
 
+def test_text_of_a_segment_is_found_however_deeply_marked(tmp_path):
+    """Also deeper than python calls itself; markup of the program, and what is in it, is no text."""
+    marked = "a<hi>b<hi>c</hi>d<ph>x<sub>y</sub></ph>e</hi>f<it>z</it>"
+    deep = "<hi>" * 3000 + "g" + "</hi>" * 3000
+    unit = (
+        f"<tu><tuv xml:lang='en'><seg>{marked}{deep}h</seg></tuv><tuv xml:lang='de'><seg>x</seg></tuv></tu>"
+    )
+    (tmp_path / "d.tmx").write_text(f"<tmx><body>{unit}</body></tmx>")
+    pairs, _ = parallel_text.read_pairs(tmp_path / "d.tmx")
+    assert [tuple(p)[:2] for p in pairs] == [("abcdefgh", "x")]
+
+
 def test_damaged_or_strange_tmx_is_named(tmp_path):
     unit = "<tu><tuv xml:lang='en'><seg>a</seg></tuv><tuv xml:lang='de'><seg>b</seg></tuv></tu>"
     body = f"<tmx><body>{unit * 500}</body></tmx>"

@@ -67,6 +67,20 @@ def test_commands_of_one_area_are_told_apart_where_that_is_asked(tmp_path):
         run_dir.require(folder, "doc")
 
 
+def test_a_run_that_never_began_is_told_from_others(tmp_path):
+    """Killed between manifest and settings, it has left nothing that could be lost."""
+    folder = folder_of(tmp_path, "translation")
+    assert not run_dir.never_began(folder, "translation train")
+    (folder / "config.json").rename(folder / ".config.json.abc.tmp")
+    assert run_dir.never_began(folder, "translation train")
+    with pytest.raises(InputError, match="was written by `jaxpriv translation train`"):
+        run_dir.never_began(folder, "documents fit")
+    (folder / "letter").touch()
+    assert not run_dir.never_began(folder, "translation train")
+    (tmp_path / "empty").mkdir()
+    assert not run_dir.never_began(tmp_path / "empty", "translation train")
+
+
 def test_a_statement_lies_where_the_accountant_looks(tmp_path):
     said = accounting.statement(
         accounting.PureDP(epsilon=1.0, adjacency="replace-one", unit="sentence"), delta=0.0

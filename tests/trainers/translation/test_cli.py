@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from tqdm.auto import tqdm
 
 from trainers.cli import main
 from trainers.common import metrics
-from trainers.translation import corpora, experiment, federated, retrieval, session
+from trainers.translation import corpora, datastore, experiment, federated, layout, retrieval, session
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 WORDS = ["haus", "garten", "frau", "stadt", "baum", "licht", "weg", "tag", "wort", "hand", "stein", "fluss"]
@@ -77,7 +78,9 @@ def test_train_writes_a_whole_run_folder(finished, capsys):
         assert set(result["bleu"][method]) == {"general", "it", "it/a", "it/b", "law", "law/a", "law/b"}
     for method in ("ft", "ak_mt"):
         assert "general" not in result["bleu"][method]
-    assert all(0 <= v <= 100 for row in result["bleu"].values() for v in row.values())
+    for row in metrics.read(folder / "run" / "metrics.jsonl"):
+        assert result["bleu"][row["method"]] == pytest.approx(row["bleu"])
+        assert result["chrf"][row["method"]] == pytest.approx(row["chrf"])
     assert all("epsilon: none" in text for text in result["guarantee"].values())
     # Both members get all records; headers and signatures differ.
     assert result["bytes_down"] == pytest.approx(2 * result["bytes_up"], abs=5000)
@@ -222,7 +225,7 @@ def test_protocol_through_files(finished, capsys, tmp_path):
         "--uploads", tmp_path / "it.up", tmp_path / "law.up",
     )  # fmt: skip
     assert (status, mixed["records"]) == (0, total)
-    # Whatever the server is given, writes and prints: no private sentence, no key.
+    # Whatever the server is given, writes and prints: no record, no key.
     argv = [
         "--round",
         tmp_path / "round.json",
@@ -237,7 +240,11 @@ def test_protocol_through_files(finished, capsys, tmp_path):
     seen += b"".join((tmp_path / n).read_bytes() for n in ("round.json", "it.up", "law.up", "all", "more"))
     secrets = [json.loads((tmp_path / f"{n}.secret.json").read_text()) for n in ("it", "law")]
     hidden = [s[k] for s in secrets for k in ("wrap_key", "sign_key")]
-    assert not any(text.encode() in seen for text in (*private_texts(folder), *hidden))
+    for name in ("it", "law"):
+        store = datastore.open_store(tmp_path / f"{name}.store")
+        records = layout.pack(store.facts, store.keys, store.values)
+        assert not any(record.tobytes() in seen for record in records)
+    assert not any(text.encode() in seen for text in hidden)
     assert not any(bytes.fromhex(key) in seen for key in hidden)
     status, opened = run(
         capsys, "open", "--round", tmp_path / "round.json", "--secret", tmp_path / "it.secret.json",
@@ -250,9 +257,7 @@ def test_protocol_through_files(finished, capsys, tmp_path):
     asked = [
         "--store",
         tmp_path / "joint",
-        "--meta",
-        public / "meta_k.npz",
-    ]  # keys narrower than the default shadow
+    ]  # keys narrower than the default shadow; the network beside the model
     for extra in ([], asked):
         status, out = run(capsys, "translate", *model, "--input", tmp_path / "text", *extra)
         assert status == 0
@@ -271,11 +276,17 @@ def test_attack_says_what_a_memory_gives_away(finished, capsys, tmp_path):
     )  # fmt: skip
     assert status == 0
     assert out["membership"]["law"]["members_found"] == 100
-    assert out["membership"]["law"]["others_found"] < 50
+    assert out["membership"]["law"]["others_found"] == 0
+    rare = out["rare_values"]["law"]
+    assert rare["in_no_other_client"] >= 1  # its own tags
+    assert f"{rare['in_one_sentence']} of its values" in (tmp_path / "attack.md").read_text()
     assert set(out["reconstruction"]["law"]) == {"plain", "coded"}
-    assert all(0 <= v <= 100 for row in out["reconstruction"]["law"].values() for v in row.values())
+    for row in out["reconstruction"]["law"].values():
+        assert 0 < row["f1"] <= max(row["precision"], row["recall"])
     assert "epsilon: none" in out["guarantee"]
-    assert (tmp_path / "attack.md").read_text().count("read as") >= 2
+    truths = re.findall("plain: `([^`]*)` read as", (tmp_path / "attack.md").read_text())
+    assert len(truths) == 5
+    assert all(any(t in text for text in private_texts(folder)) for t in truths)
     assert (tmp_path / "attack.md").stat().st_mode & 0o077 == 0  # it holds private text
 
 

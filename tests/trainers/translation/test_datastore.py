@@ -188,18 +188,15 @@ def test_a_memory_is_not_overwritten(tmp_path):
         datastore.open_store(tmp_path / "none")
 
 
-def test_weights_become_log_weights_of_neighbours(tmp_path):
+def test_weights_are_kept_beside_their_records(tmp_path):
     what = facts(weighted=True)
     datastore.create(tmp_path / "s", what)
     keys, values = records(0, 4)
     weights = np.array([1, 2, 4, 8], np.float32)
     datastore.append(tmp_path / "s", what, keys=keys, values=values, weights=weights)
     store = datastore.open_store(tmp_path / "s")
-    found = datastore.search(store, jnp.asarray(keys[2:3]), k=6)
-    log_weights = datastore.log_weights(store, found)
-    assert found.ids[0, 0] == 2
-    np.testing.assert_allclose(log_weights[0, 0], np.log(4), rtol=1e-6)
-    assert np.isfinite(log_weights).all()
+    assert store.weights is not None
+    assert store.weights.tolist() == weights.tolist()
     with pytest.raises(ValueError, match="weights must be positive"):
         datastore.append(tmp_path / "s", what, keys=keys, values=values, weights=weights * 0)
 

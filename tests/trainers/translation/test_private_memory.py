@@ -130,17 +130,14 @@ def test_a_noisy_histogram_is_shared_like_a_memory(measured, capsys, tmp_path):
         in run(capsys, "share", *place, *own, *people, "--out", tmp_path / "up")[1]["guarantee"]
     )
     (tmp_path / "text").write_text("house garden\n\n", encoding="utf-8")
-    asked = [
-        "--input",
-        tmp_path / "text",
-        "--store",
-        tmp_path / "joint",
-        "--meta",
-        public / "cells_meta_k.npz",
-    ]
+    asked = ["--input", tmp_path / "text", "--store", tmp_path / "joint"]
     status, said = run(capsys, "translate", *model, *asked)
     assert status == 0
     assert len(said["translations"]) == 2
+    # The network of single records weighs other distances.
+    status, said = run(capsys, "translate", *model, *asked, "--meta", public / "meta_k.npz")
+    assert status == 2
+    assert "for memories of records, this one holds cells" in said
 
 
 @pytest.mark.parametrize(

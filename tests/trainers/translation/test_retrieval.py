@@ -13,7 +13,8 @@ import pytest
 
 from jaxpriv import inverted, knn, pq
 from tests.trainers.translation.test_model import random_example, tiny
-from trainers.translation import datastore, decode, memory, meta_k, retrieval
+from trainers.common.errors import InputError
+from trainers.translation import data, datastore, decode, memory, meta_k, retrieval
 
 K = 4
 
@@ -231,7 +232,41 @@ def test_training_learns_to_trust_a_good_memory(positions):
 
 def test_meta_k_file(tmp_path):
     meta = knn.init_meta(jax.random.key(0), k=K)
-    meta_k.save(tmp_path / "m.npz", meta, 3.5)
-    again, temperature = meta_k.load(tmp_path / "m.npz")
+    place, notes = tmp_path / "m.npz", []
+    meta_k.save(place, meta, 3.5, model="m" * 64, kind="records")
+    again, temperature = meta_k.load(place, model="m" * 64, kind="records", notes=notes)
     assert temperature == 3.5
     assert all(np.array_equal(a, b) for a, b in zip(meta, again))
+    assert notes == []
+    with pytest.raises(
+        InputError, match="is for the model mmmmmmmmmmmm, not for xxxxxxxxxxxx; give the network"
+    ):
+        meta_k.load(place, model="x" * 64, kind="records", notes=notes)
+    with pytest.raises(
+        InputError, match=r"for memories of records, this one holds cells; give .*cells_meta_k.npz"
+    ):
+        meta_k.load(place, model="m" * 64, kind="cells", notes=notes)
+    # Of a version that wrote neither: taken, and said.
+    data.save_params(place, {**meta._asdict(), "temperature": np.float32(3.5)})
+    assert meta_k.load(place, model="x" * 64, kind="cells", notes=notes)[1] == 3.5
+    assert notes == [f"{place} does not say which model and memory it is for; taken to be these"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"out_weights": np.zeros((32, 9), np.float32)},
+        {"hidden_bias": np.zeros(31, np.float32)},
+        {"hidden_weights": np.zeros((7, 32), np.float32)},
+        {"hidden_weights": np.full((2 * K, 32), np.nan, np.float32)},
+        {"temperature": np.zeros(0, np.float32)},
+        {"temperature": np.float32(-1)},
+        {"temperature": np.float32(np.inf)},
+        {"out_bias": np.zeros(4, "<U3")},
+    ],
+)
+def test_a_damaged_meta_k_file_is_one_line(tmp_path, change):
+    arrays = {**knn.init_meta(jax.random.key(0), k=K)._asdict(), "temperature": np.float32(1)}
+    data.save_params(tmp_path / "m.npz", {**arrays, **change})
+    with pytest.raises(InputError, match="is a damaged Meta-k network"):
+        meta_k.load(tmp_path / "m.npz", model="", kind="records", notes=[])

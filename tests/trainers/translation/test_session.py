@@ -123,6 +123,10 @@ def test_a_refused_option_leaves_a_finished_run_as_it_is(copy, capsys, options, 
         (["--local-learning-rate", "inf"], "--local-learning-rate must be positive"),
         (["--length-penalty", "nan"], "--length-penalty must be finite"),
         (["--beams", "300"], "--beams must be at most 64"),
+        (["--batch-tokens", "100000000000"], "--batch-tokens must be at most 262144"),
+        (["--dim", "4000000"], "--dim must be at most 4096"),
+        (["--max-length", "1000000"], "--max-length must be at most 8192"),
+        (["--decoder-layers", "100"], "--decoder-layers must be at most 64"),
         (["--k", "100000"], "--k must be at most 1024"),
         (["--search", "faiss"], "pip install faiss-cpu"),
         (["--vocabulary-size", "9999"], "change --vocabulary-size"),
@@ -171,6 +175,19 @@ def test_a_torn_line_of_results_is_mended_not_continued(copy, capsys):
 def test_damage_is_one_line_that_names_the_file(copy, capsys, file, text, words):
     (copy / file).write_text(text)
     refused(copy, capsys, words, "evaluate", "--run-dir", copy)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_killed_before_its_settings_were_written_begins(small_run, tmp_path, capsys, resume):
+    argv = [a for a in again(small_run) if resume or a != "--resume"]
+    argv[argv.index("--run-dir") + 1] = str(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    shutil.copy(small_run / "manifest.json", tmp_path / "run")
+    (tmp_path / "run" / ".config.json.killed.tmp").touch()
+    assert main(["translation", *argv, "--public-model", str(small_run / "public")]) == 0
+    capsys.readouterr()
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["run_dir"] == str(tmp_path / "run")
+    assert not list((tmp_path / "run").glob(".*.tmp"))
 
 
 def test_a_folder_that_holds_no_run_is_not_continued(small_run, tmp_path, capsys):
@@ -226,6 +243,11 @@ def test_paths_that_hold_nothing_are_named(small_run, tmp_path, capsys, kind, co
         "attack": ["attack", "--model", model, "--attacker", place, "--defender", f"a={data_file}"],
     }[command]
     refused(tmp_path, capsys, str(place), *argv)
+
+
+def test_a_window_that_no_memory_holds_is_refused(small_run, tmp_path, capsys):
+    argv = ["attack", "--model", small_run / "public", "--attacker", "x", "--defender", "a=b"]
+    refused(tmp_path, capsys, "--window must be at most 64", *argv, "--window", "100000000")
 
 
 def test_results_go_where_they_can(small_run, tmp_path, capsys):
