@@ -127,7 +127,7 @@ def read_pair_splits(source: PathLike, **options) -> tuple[PairSplits, list[str]
     """
     notes: list[str] = []
     parts: dict[str, list[Pair]] = {name: [] for name in _USES}
-    apart = parts_apart(source)
+    apart = parts_apart(source, **options)
     for name in apart:
         parts[name], report = read_pairs(source, split=name, **options)
         notes += [f"{name}: {line}" for line in report.lines()]
@@ -162,7 +162,7 @@ def read_train(source: PathLike, *, may_be_empty: bool = True, **options) -> tup
     told. A record that is damaged stops the reading (without `skip_bad`), and nothing is told but that. `options` are
     those of `read_pairs`.
     """
-    how: dict[str, Any] = {"split": "train"} if parts_apart(source) else {"uses": ("train", "")}
+    how: dict[str, Any] = {"split": "train"} if parts_apart(source, **options) else {"uses": ("train", "")}
     pairs, report = _read(source, may_be_empty=may_be_empty, **how, **options)
     lines = report.lines()
     if not pairs:
@@ -170,13 +170,20 @@ def read_train(source: PathLike, *, may_be_empty: bool = True, **options) -> tup
     return [pair for pair, _ in pairs], lines
 
 
-def parts_apart(source: PathLike) -> list[str]:
+def parts_apart(
+    source: PathLike, *, source_field: str = "en", target_field: str = "de", **_: Any
+) -> list[str]:
     """The parts of a source that are files of their own, or that a data set by name has; none for one whole file.
+
+    Options are those of `read_pairs`; the two fields tell a line-aligned corpus.
 
     Raises:
       InputError: a data set that has parts, but no train part.
     """
-    if not Path(source).exists() and hugging_face.is_name(str(source)):
+    aligned = _aligned_files(
+        Path(source), source_field, target_field
+    )  # a common name is not one of a data set
+    if aligned is None and not Path(source).exists() and hugging_face.is_name(str(source)):
         found = list(readers.split_names(source))
         if found and "train" not in found:
             raise InputError(f"{source} has no train split; give the file that holds it")

@@ -106,7 +106,9 @@ def load(config: Config, *, filtered: bool = True) -> Corpora:
         if name in clients:
             raise InputError(f"--client {name} is given twice; give each client its own name")
         clients[name] = _read([source], config, notes)
-        if "test" not in parallel_text.parts_apart(parse_source(source)[0]):
+        if "test" not in parallel_text.parts_apart(
+            parse_source(source)[0], source_field=config.source_field, target_field=config.target_field
+        ):
             taken.add(name)
     if not clients:
         raise InputError("no client: give --client NAME=FILE at least once")

@@ -32,7 +32,7 @@ def write_aligned(folder, left, right, name="corpus"):
     return folder / f"{name}.en"
 
 
-def test_every_format_gives_the_same_pairs(tmp_path):
+def test_every_format_gives_the_same_pairs(tmp_path, monkeypatch):
     text = "".join(json.dumps({"en": a, "de": b}) + "\n" for a, b in PAIRS)
     (tmp_path / "a.jsonl").write_text(text)
     with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
@@ -53,6 +53,8 @@ def test_every_format_gives_the_same_pairs(tmp_path):
     )
     for name in ("a.jsonl", "b.jsonl.gz", "c.csv", "corpus.en", "corpus.de", "corpus", "d.tmx", "e.po"):
         assert both(tmp_path / name)[0] == PAIRS, name
+    monkeypatch.chdir(tmp_path)  # where a common name reads as a data set's
+    assert [p[:2] for p in parallel_text.read_train("corpus")[0]] == PAIRS
 
 
 def test_unequal_line_counts(tmp_path):
