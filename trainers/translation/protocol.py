@@ -144,7 +144,7 @@ def read_round(path: files.PathLike) -> Round:
             quota=int(data["quota"]),
             signature=bytes.fromhex(data["signature"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(f"round file {path} is damaged ({error}); ask its maker for it again") from error
     maker = found.member(found.maker)
     if maker is None or not crypto.verifies(maker, found.signature, found.body()):
@@ -290,8 +290,7 @@ def open_shuffled(
     target = pathlib.Path(folder)
     try:
         header, sealed = layout.read(path, layout.SHUFFLED, whole=False)
-        if header.get("round") != round.id:
-            raise layout.Refused("another round", f"it is of round {header.get('round')}, not {round.id}")
+        _check_round(header, round)
         if sealed.shape[1] != layout.record_bytes(round.facts) + crypto.OVERHEAD:
             raise layout.Refused("another layout", f"its records have {sealed.shape[1]} bytes")
     except layout.Refused as reason:
@@ -325,7 +324,7 @@ def open_shuffled(
     read = pathlib.Path(path).stat().st_size
     written = sum(f.stat().st_size for f in target.iterdir())
     said = header.get("releases")
-    releases = tuple(said) if isinstance(said, list) else ()
+    releases = tuple(one if _is_short(one) else None for one in said) if isinstance(said, list) else ()
     return Report(accepted, {k: n for k, n in refused.items() if n}, details, read, written, releases)
 
 
@@ -365,10 +364,9 @@ def _check_upload(header: dict, sealed: np.ndarray, round: Round, seen: set[str]
     """Returns the member who sent this. Only a text names one: the number 7 is not the member "7"."""
     name = header.get("client")
     member = round.member(name) if isinstance(name, str) else None
-    if header.get("round") != round.id:
-        raise layout.Refused("another round", f"it is of round {header.get('round')}, not {round.id}")
+    _check_round(header, round)
     if member is None:
-        raise layout.Refused("unknown member", f"{header.get('client')!r} is not in the round")
+        raise layout.Refused("unknown member", f"{_shown(name)} is not in the round")
     if not crypto.verifies(member, header["signature"], header["signed"]):
         raise layout.Refused("bad signature", f"not signed by {member.name!r}, or changed")
     if member.name in seen:
@@ -380,6 +378,20 @@ def _check_upload(header: dict, sealed: np.ndarray, round: Round, seen: set[str]
     if not _is_short(header.get("release")):
         raise layout.Refused("damaged", "what it says of its release is no short list of names and values")
     return member
+
+
+def _check_round(header: dict, round: Round) -> None:
+    if header.get("round") != round.id:
+        raise layout.Refused("another round", f"it is of round {_shown(header.get('round'))}, not {round.id}")
+
+
+def _shown(value: Any) -> str:
+    """What anybody may have written in a header, as it can be printed."""
+    return (
+        repr(value[:100])
+        if isinstance(value, str)
+        else f"{'no' if value is None else 'something that is no'} text"
+    )
 
 
 def _is_short(said: Any) -> bool:

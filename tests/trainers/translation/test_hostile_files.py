@@ -51,6 +51,26 @@ def test_a_forged_header_harms_no_other_upload(setting, change):
         setting.open("forged-shuffled")
 
 
+@pytest.mark.parametrize("depth", [0, 400, 900])
+@pytest.mark.parametrize("field", ["round", "client"])
+def test_names_that_are_none_can_be_told(setting, field, depth):
+    """Also those that cannot be printed, and lists too deep to be written out."""
+    header = {"round": setting.round.id, "client": "it"}
+    sealed = np.zeros((1, 34), np.uint8)
+    layout.write(setting.folder / "odd", layout.UPLOAD, {**header, field: "mark"}, sealed)
+    odd = json.dumps("\ud800" * 200) if not depth else "[" * depth + "]" * depth
+    whole = (setting.folder / "odd").read_bytes()
+    length = int.from_bytes(whole[8:12], "little")
+    text = whole[12 : 12 + length].replace(b'"mark"', odd.encode())
+    (setting.folder / "odd").write_bytes(
+        whole[:8] + len(text).to_bytes(4, "little") + text + whole[12 + length :]
+    )
+    report = setting.shuffle([setting.folder / "odd", setting.uploads[0]], name="out")
+    assert report.accepted == 4
+    assert sum(report.refused.values()) == 1
+    assert all(len(line.encode()) < 1000 for line in report.details)
+
+
 @pytest.mark.parametrize("said", ["x" * 60_000, {"delta": [1]}, {"delta": "9" * 2000}, [1]])
 def test_a_member_cannot_fill_the_header_of_all(setting, said):
     """What is said of a release goes to everybody: a long one would make the shuffled file unreadable."""
