@@ -18,17 +18,18 @@ is released (`ParticipationLog.append`), so that a line that a crash tore off be
 A run in several stages over the same devices has a folder of this kind for each, and in its own `stages.json` with
 their names in order (`write_stages`); its guarantee is their composition.
 
-A resumed run may append a round again: identical lines count once, different ones are refused.
+A resumed run appends only rounds that are not there yet: what is in the log was released, or may have been. A repeated
+line counts once if it is identical and is refused if it differs.
+
+Other files that only a released round leaves are witnesses against a log that lost rounds (`accounting.evidence`).
 """
 
 import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from accounting import _checks, strategies
 from accounting.guarantees import value_noise_multiplier
@@ -41,8 +42,35 @@ from accounting.mechanisms import (
     SecureAggregation,
     TreeAggregation,
 )
+from accounting.participation_log import (
+    PARTICIPATION_FILE,
+    Observed,
+    Participation,
+    ParticipationLog,
+    observe,
+    plain,
+    read_participation,
+)
 
-MECHANISM_FILE, PARTICIPATION_FILE = "mechanism.json", "participation.jsonl"
+__all__ = [  # the format as a whole, whichever file of it
+    "MECHANISM_FILE",
+    "PARTICIPATION_FILE",
+    "STAGES_FILE",
+    "Observed",
+    "Participation",
+    "ParticipationLog",
+    "RunRecord",
+    "observe",
+    "plain",
+    "read_mechanism",
+    "read_participation",
+    "read_stages",
+    "violation",
+    "write_mechanism",
+    "write_stages",
+]
+
+MECHANISM_FILE = "mechanism.json"
 STAGES_FILE = "stages.json"
 FORMAT, STAGES_FORMAT, VERSION = "jaxpriv-mechanism", "jaxpriv-stages", 1
 MECHANISMS = ("none", "independent", "tree", "tree_reduced", "blt", "banded")
@@ -201,54 +229,25 @@ class RunRecord:
             raise ValueError(f"strategy of mechanism {self.mechanism} lacks {missing}") from None
 
 
-class Participation(NamedTuple):
-    """Who took part when; one entry of `devices` and `rounds` (int64) a participation.
-
-    names: device ids, indexed by the numbers in `devices`.
-    torn: whether an unfinished last line was left out.
-    least_noise: the smallest noise_multiplier that a line states, or None.
-    num_failed: timers started without a message in the sum.
-    """
-
-    num_rounds: int
-    devices: np.ndarray
-    rounds: np.ndarray
-    names: list[Any]
-    torn: bool
-    least_noise: float | None
-    num_failed: int
-
-
-class Observed(NamedTuple):
-    """Realised participation: least separation (None if no device came twice), counts, their histogram.
-
-    histogram[c] is the number of devices that took part c times (c >= 1).
-    """
-
-    num_rounds: int
-    num_devices: int
-    min_separation: int | None
-    max_participations: int
-    histogram: dict[int, int]
-
-
 def write_mechanism(run_dir: str | os.PathLike[str], record: RunRecord) -> None:
     """Writes `mechanism.json`, whole or not at all."""
-    folder = pathlib.Path(run_dir)
     data = {"format": FORMAT, "version": VERSION} | dataclasses.asdict(record)
-    aside = folder / (MECHANISM_FILE + ".partial")
-    text = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False, default=_plain) + "\n"
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, folder / MECHANISM_FILE)
+    _write(pathlib.Path(run_dir) / MECHANISM_FILE, data)
 
 
 def write_stages(run_dir: str | os.PathLike[str], stages: Sequence[str]) -> None:
     """Writes `stages.json`: the folders, inside `run_dir`, of stages that run one after the other."""
-    folder = pathlib.Path(run_dir)
-    aside = folder / (STAGES_FILE + ".partial")
     data = {"format": STAGES_FORMAT, "version": VERSION, "stages": list(stages)}
-    aside.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    os.replace(aside, folder / STAGES_FILE)
+    _write(pathlib.Path(run_dir) / STAGES_FILE, data)
+
+
+def _write(path: pathlib.Path, data: Any) -> None:
+    aside = path.with_name(path.name + ".partial")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False, default=plain) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
 
 
 def read_stages(run_dir: str | os.PathLike[str]) -> list[str] | None:
@@ -279,61 +278,6 @@ def read_stages(run_dir: str | os.PathLike[str]) -> list[str] | None:
             f"{path}: {lost} has no {MECHANISM_FILE}; what it released would be left out, so nothing is stated"
         )
     return stages
-
-
-class ParticipationLog:
-    """Appends rounds to `participation.jsonl`, readable by its owner only; each line is on disk when `append` returns.
-
-    Opening it drops a torn last line and every line from `from_round` on, which a resumed run writes again.
-    """
-
-    def __init__(self, run_dir: str | os.PathLike[str], *, from_round: int = 0):
-        self._path = pathlib.Path(run_dir) / PARTICIPATION_FILE
-        kept = b""
-        if self._path.exists():
-            for number, line in enumerate(self._path.read_bytes().splitlines(keepends=True), 1):
-                if not line.endswith(b"\n"):
-                    break
-                if _row(line, f"{self._path}, line {number}")[0] >= from_round:
-                    break
-                kept += line
-        aside = self._path.with_name(PARTICIPATION_FILE + ".partial")
-        aside.unlink(missing_ok=True)
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, self._path)
-        self._file = self._path.open("ab")
-
-    def append(
-        self,
-        round: int,
-        devices: Iterable[Any],
-        *,
-        failed: Iterable[Any] = (),
-        noise_multiplier: float | None = None,
-    ) -> None:
-        """Records one round, before it is released."""
-        line: dict[str, Any] = {"round": int(round), "devices": list(devices)}
-        if failed := list(failed):
-            line["failed"] = failed
-        if noise_multiplier is not None:
-            line["noise_multiplier"] = float(noise_multiplier)
-        self._file.write(json.dumps(line, default=_plain, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
-def _plain(value: Any) -> Any:
-    """Numpy numbers and arrays as json knows them."""
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def read_mechanism(run_dir: str | os.PathLike[str]) -> RunRecord:
@@ -369,109 +313,6 @@ def _load(path: pathlib.Path) -> Any:
         raise ValueError(f"{path}: not JSON ({error})") from None
     except RecursionError:
         raise ValueError(f"{path}: not a run record (nested too deeply)") from None
-
-
-def read_participation(run_dir: str | os.PathLike[str]) -> Participation:
-    """Reads `participation.jsonl`; a torn last line is left out, any other fault is named with its line."""
-    path = pathlib.Path(run_dir) / PARTICIPATION_FILE
-    numbers: dict[Any, int] = {}
-    seen: list[np.ndarray] = []
-    rest: list[dict[str, Any]] = []
-    least_noise: float | None = None
-    num_failed, torn = 0, False
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        raise ValueError(
-            f"{path}: no such file: no round has been logged; resume the run, or give another folder"
-        ) from None
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    last = len(lines)
-    for number, line in enumerate(lines, 1):
-        if not line and number == last:
-            break
-        if number == last:  # no newline at its end: the write was cut short, and its round not released
-            torn = True
-            break
-        where = f"{path}, line {number}"
-        index, devices, failed, row = _row(line, where)
-        mine = np.array([numbers.setdefault(d, len(numbers)) for d in devices], np.int64)
-        if index < len(seen):
-            if not np.array_equal(np.sort(seen[index]), np.sort(mine)):
-                raise ValueError(f"{where}: round {index} was recorded before with other devices")
-            if other := _differing(rest[index], _rest(row)):
-                raise ValueError(f"{where}: round {index} was recorded before with another {other}")
-            continue
-        if index > len(seen):
-            raise ValueError(f"{where}: round {index} follows round {len(seen) - 1}; rounds are missing")
-        seen.append(mine)
-        rest.append(_rest(row))
-        num_failed += len(failed)
-        if "noise_multiplier" in row:
-            noise = _checks.real(f"{where}: noise_multiplier", row["noise_multiplier"])
-            least_noise = noise if least_noise is None else min(least_noise, noise)
-    rounds = np.repeat(np.arange(len(seen)), [len(mine) for mine in seen])
-    devices = np.concatenate([np.zeros(0, np.int64), *seen])
-    return Participation(len(seen), devices, rounds, list(numbers), torn, least_noise, num_failed)
-
-
-def _rest(row: dict[str, Any]) -> dict[str, Any]:
-    """A line without its round and devices; the order of failed devices says nothing."""
-    rest = {name: value for name, value in row.items() if name not in ("round", "devices", "failed")}
-    return rest | {"failed": frozenset(row.get("failed", ()))}
-
-
-def _differing(one: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """The first field in which two lines of one round differ, or None."""
-    missing = object()
-    names = (name for name in {**one, **other} if one.get(name, missing) != other.get(name, missing))
-    return next(names, None)
-
-
-def _row(line: bytes, where: str) -> tuple[int, list[Any], list[Any], dict[str, Any]]:
-    """Reads and checks one line: its round, devices, failed ones, and the whole object."""
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where}: not JSON ({error})") from None
-    except RecursionError:
-        raise ValueError(f"{where}: not a line of the log (nested too deeply)") from None
-    if not isinstance(row, dict) or "round" not in row or "devices" not in row:
-        raise ValueError(f'{where}: must be an object with "round" and "devices"')
-    index = _checks.integer(f"{where}: round", row["round"], minimum=0)
-    lists = []
-    for name in ("devices", "failed"):
-        ids = row.get(name, [])
-        if not isinstance(ids, list) or not all(
-            isinstance(i, (str, int)) and not isinstance(i, bool) for i in ids
-        ):
-            raise ValueError(f"{where}: {name} must be a list of ids (text or whole numbers)")
-        if len(set(ids)) != len(ids):
-            raise ValueError(f"{where}: {name} names a device twice in one round")
-        lists.append(ids)
-    if both := set(lists[0]) & set(lists[1]):
-        raise ValueError(f"{where}: {next(iter(both))!r} is in both devices and failed; it can only be one")
-    return index, lists[0], lists[1], row
-
-
-def observe(participation: Participation) -> Observed:
-    """Returns the realised separation and counts."""
-    devices, rounds = participation.devices, participation.rounds
-    if not len(devices):
-        return Observed(participation.num_rounds, 0, None, 0, {})
-    counts = np.bincount(devices)
-    order = np.lexsort((rounds, devices))
-    same = np.diff(devices[order]) == 0
-    gaps = np.diff(rounds[order])[same]
-    values, sizes = np.unique(counts[counts > 0], return_counts=True)
-    return Observed(
-        participation.num_rounds,
-        int((counts > 0).sum()),
-        int(gaps.min()) if len(gaps) else None,
-        int(counts.max()),
-        dict(zip(values.tolist(), sizes.tolist())),
-    )
 
 
 def violation(record: RunRecord, participation: Participation) -> str | None:

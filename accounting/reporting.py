@@ -6,7 +6,16 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from accounting import _checks, conversions, guarantees, record, sensitivity, statement_reading, strategies
+from accounting import (
+    _checks,
+    conversions,
+    evidence,
+    guarantees,
+    record,
+    sensitivity,
+    statement_reading,
+    strategies,
+)
 from accounting.mechanisms import (
     SENSITIVITY_FACTOR,
     DistributedDiscreteGaussian,
@@ -127,6 +136,7 @@ def report(
     Args:
       run_dir: a run's folder; several folders over the same devices are composed, and so are a run's stages. Or one
         file with its statement beside it (FILE.privacy.json), or that statement, which is checked and returned.
+        Whatever else is in the folder must bear the record out (`accounting.evidence`), or it is refused.
       claim: "enforced" states the worst case over the recorded limits, for the rounds released so far, and
         refuses (ValueError) if the log breaks them; "observed" states the worst case over the realised
         separation, count and least noise instead, and says that nothing enforced them.
@@ -153,7 +163,7 @@ def report(
     runs: list[_Stated] = []
     waiting: list[str] = []
     for folder, where, following in _with_stages(folders, waiting):
-        facts, log = record.read_mechanism(folder), record.read_participation(folder)
+        facts, log = evidence.checked_record(folder)
         if following is not None and log.num_rounds < facts.num_rounds:
             raise ValueError(
                 f"{os.path.join(folder, record.PARTICIPATION_FILE)} holds {log.num_rounds} of {facts.num_rounds} "
@@ -174,23 +184,36 @@ def report(
             max_participations=max_participations,
         )
         excepted = _exceptions(facts, claim) + _other_stages(folder, folders)
-        runs.append(_Stated(where, facts, log, notes, excepted))
+        runs.append(_Stated(where, facts, log, notes, excepted, folder if claim == "enforced" else None))
     if not runs:
+        evidence.require_no_less(folders[0], 0.0)
         raise ValueError(
             f"{os.path.join(folders[0], record.STAGES_FILE)}: no stage of it has begun, so nothing was released"
         )
     runs[-1].notes.extend(waiting)
-    return _state(runs[0]) if len(runs) == 1 else _state_together(runs)
+    found = _state(runs[0]) if len(runs) == 1 else _state_together(runs)
+    if len(folders) == 1 and claim == "enforced":
+        _require_no_less(folders[0], found)
+    return found
+
+
+def _require_no_less(folder: PathLike | None, found: PrivacyStatement) -> None:
+    if folder is not None:
+        evidence.require_no_less(folder, found.data["rho"], found.data["unit"])
 
 
 class _Stated(NamedTuple):
-    """One run, or stage of one, as it may be stated; excepted: what its headline must name as not covered."""
+    """One run, or stage of one, as it may be stated.
+
+    excepted: what its headline must name as not covered. folder: whose own earlier statement it must not undercut.
+    """
 
     where: str
     facts: record.RunRecord
     log: record.Participation
     notes: list[str]
     excepted: list[str]
+    folder: PathLike | None
 
 
 def _with_stages(folders: Sequence[PathLike], waiting: list[str]) -> list[tuple[PathLike, str, str | None]]:
@@ -206,6 +229,8 @@ def _with_stages(folders: Sequence[PathLike], waiting: list[str]) -> list[tuple[
         begun = [n for n in stages if os.path.exists(os.path.join(folder, n, record.MECHANISM_FILE))]
         for name, following in zip(begun, [*begun[1:], None]):
             found.append((os.path.join(folder, name), prefix + name, following))
+        for name in set(stages) - set(begun):
+            evidence.require_nothing_released(os.path.join(folder, name))
         waiting += [f"{prefix}{n} has not begun; nothing of it is stated" for n in stages if n not in begun]
     return found
 
@@ -348,6 +373,7 @@ def _state_together(runs: Sequence[_Stated]) -> PrivacyStatement:
     deployed = {}
     for run in runs:
         one = _state(run)
+        _require_no_less(run.folder, one)
         parts += run.facts.mechanisms(run.log.num_rounds)
         notes += [f"{run.where} alone: {one.sentence}", *run.notes]
         deployed[run.where] = one.data["deployment"]

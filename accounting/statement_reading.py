@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accounting import _checks, conversions, record
+from accounting import _checks, conversions, evidence, record
 from accounting.mechanisms import PureDP
 from accounting.statement import (
     PrivacyStatement,
@@ -19,7 +19,8 @@ from accounting.statement import (
 from accounting.statement_schema import SCHEMA, SCHEMA_NAME, SCHEMA_VERSION
 
 PathLike = str | os.PathLike[str]
-NAME = "privacy.json"
+NAME = evidence.STATEMENT_FILE
+_MOST_HEADER = 100_000_000  # bytes, of a safetensors file
 
 
 def place(path: PathLike) -> pathlib.Path | None:
@@ -29,7 +30,9 @@ def place(path: PathLike) -> pathlib.Path | None:
     """
     where = pathlib.Path(path)
     if where.is_dir():
-        has_record = any((where / name).exists() for name in (record.MECHANISM_FILE, record.STAGES_FILE))
+        files = (record.MECHANISM_FILE, record.PARTICIPATION_FILE, record.STAGES_FILE)
+        has_record = any((where / name).exists() for name in files)
+        has_record |= any(where.glob(f"*/{record.MECHANISM_FILE}"))  # of stages, whose list was lost
         return None if has_record or not (where / NAME).is_file() else where / NAME
     if not where.is_file():
         return None
@@ -157,4 +160,28 @@ def finished(paths: Sequence[PathLike], claims: Mapping[str, Any]) -> PrivacySta
         )
     if given := [name for name, value in claims.items() if value not in (None, "enforced")]:
         raise ValueError(f"{found[0][0]} has a finished statement: {', '.join(given)} needs a run's folder")
-    return read(found[0][1])
+    path, where = found[0]
+    statement = read(where)
+    if os.path.isdir(path):
+        evidence.require_all_stated(path, (statement.data["observed"] or {}).get("num_rounds"))
+    else:
+        _require_own(pathlib.Path(path), where, statement)
+    return statement
+
+
+def _require_own(path: pathlib.Path, where: pathlib.Path, statement: PrivacyStatement) -> None:
+    """Refuses another file's statement beside a model that holds its own (safetensors, metadata "privacy")."""
+    if path == where or path.suffix != ".safetensors":
+        return
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = file.read(min(size, _MOST_HEADER))
+    try:
+        own = json.loads(json.loads(header)["__metadata__"]["privacy"])
+    except KeyError:
+        return  # a model of another kind, which holds none
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: not a whole safetensors file ({error}); export it again") from None
+    if own != statement.data:
+        said = own.get("sentence") if isinstance(own, dict) else own
+        raise ValueError(f"{where} is not the statement of {path}, which holds its own: {said}")

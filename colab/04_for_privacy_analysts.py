@@ -304,8 +304,8 @@ print(report.data["deployment"]["sentence"])
 plots.report(report.data)
 
 # %%
-log = accounting.ParticipationLog(folder, from_round=59)
-log.append(59, np.flatnonzero(last == 58).tolist())  # the same devices twice running
+log = accounting.ParticipationLog(folder)
+log.append(60, np.flatnonzero(last == 59).tolist())  # the same devices twice running
 log.close()
 try:
     accounting.report(folder)

@@ -32,7 +32,8 @@ def schedule(t):
 
 
 def write(folder, run, rounds=12, devices=schedule):
-    """Writes a run folder and returns it."""
+    """Writes a run folder, whatever it held before, and returns it."""
+    (folder / "participation.jsonl").unlink(missing_ok=True)
     accounting.write_mechanism(folder, run)
     log = accounting.ParticipationLog(folder)
     for t in range(rounds):

@@ -152,8 +152,8 @@ def test_report(answer, call, tmp_path):
     both = answer("report", tmp_path, tmp_path / "other")
     assert both["rho"] == pytest.approx(found["rho"] * 1.25)
     assert both["squared_sensitivity"] is None
-    log = record.ParticipationLog(tmp_path, from_round=11)
-    log.append(11, schedule(10))
+    log = record.ParticipationLog(tmp_path)
+    log.append(12, schedule(11))
     log.close()
     code, out, err = call("report", tmp_path, "--json")
     assert (code, out) == (2, "")

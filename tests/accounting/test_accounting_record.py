@@ -46,7 +46,7 @@ def test_a_record_comes_back_as_it_was_written(tmp_path):
 
 
 def plain(run):
-    return json.loads(json.dumps(dataclasses.asdict(run), default=record._plain))
+    return json.loads(json.dumps(dataclasses.asdict(run), default=record.plain))
 
 
 def test_the_report_states_the_worst_allowed_schedule_and_the_observed_one(tmp_path):
@@ -82,20 +82,47 @@ def test_a_torn_last_line_is_left_out_and_written_again(tmp_path):
     torn = accounting.report(tmp_path)
     assert torn.data["observed"]["num_rounds"] == 5
     assert any("cut short" in note for note in torn.data["notes"])
-    log = accounting.ParticipationLog(tmp_path, from_round=5)
+    log = accounting.ParticipationLog(tmp_path)
     log.append(5, schedule(5))
     log.close()
     assert path.read_bytes() == whole
 
 
-def test_a_resumed_run_drops_the_rounds_it_will_repeat(tmp_path):
+def test_a_resumed_run_appends_only_the_rounds_that_are_not_there(tmp_path):
     write(tmp_path, facts(), rounds=8)
-    whole = (tmp_path / "participation.jsonl").read_bytes()
-    log = accounting.ParticipationLog(tmp_path, from_round=5)
+    path = tmp_path / "participation.jsonl"
+    whole = path.read_bytes()
+    log = accounting.ParticipationLog(tmp_path)
+    assert path.read_bytes() == whole  # killed here, what was released stays recorded
     for t in range(5, 8):
-        log.append(t, schedule(t))
+        log.append(t, schedule(t)[::-1])
+        assert path.read_bytes() == whole
+    log.append(8, schedule(8), failed=["x"])
     log.close()
-    assert (tmp_path / "participation.jsonl").read_bytes() == whole
+    log = accounting.ParticipationLog(tmp_path)
+    for t, devices, failed, message in (
+        (7, ["d0", "d1"], [], "round 7 was recorded before with other devices"),
+        (8, schedule(8), ["y"], "round 8 was recorded before with another failed"),
+        (10, schedule(10), [], "round 10 follows round 8; rounds are missing"),
+        (9, ["a", "a"], [], "names a device twice"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            log.append(t, devices, failed=failed)
+    log.close()
+    assert path.read_bytes().startswith(whole)
+    assert accounting.report(tmp_path).data["observed"]["num_rounds"] == 9
+
+
+def test_a_last_line_that_only_lost_its_end_counts(tmp_path):
+    write(tmp_path, facts(), rounds=6)
+    path = tmp_path / "participation.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert accounting.report(tmp_path).data["observed"]["num_rounds"] == 6
+    log = accounting.ParticipationLog(tmp_path)
+    log.append(5, schedule(5))
+    log.close()
+    assert path.read_bytes() == whole
 
 
 def test_a_log_with_a_faulty_line_is_not_continued(tmp_path):
@@ -104,7 +131,7 @@ def test_a_log_with_a_faulty_line_is_not_continued(tmp_path):
     path.write_bytes(path.read_bytes() + b"{oops}\n")
     whole = path.read_bytes()
     with pytest.raises(ValueError, match=r"participation.jsonl, line 3: not JSON"):
-        accounting.ParticipationLog(tmp_path, from_round=3)
+        accounting.ParticipationLog(tmp_path)
     assert path.read_bytes() == whole
 
 

@@ -1,5 +1,6 @@
 """Metrics as JSON lines: one object a line, append-only, exact after a resume."""
 
+import collections
 import json
 import math
 import os
@@ -26,12 +27,26 @@ def plain(value: Any) -> Any:
 class Writer:
     """Appends records to a JSON-lines file and flushes each; `private` makes it readable by its owner only.
 
-    What a killed process has left of a last line, if it is no record, is cut off first.
+    What a killed process has left of a last line, if it is no record, is cut off first. What it wrote stays, and a run
+    that is resumed writes it again without effect: the file is cut only where, and when, a repeated line differs.
+
+    Args:
+      resume_at: where a resumed run goes on: records from there on, by their `counter`, will be written again.
     """
 
-    def __init__(self, path: files.PathLike, *, private: bool = False):
+    def __init__(
+        self,
+        path: files.PathLike,
+        *,
+        private: bool = False,
+        resume_at: int | None = None,
+        counter: str = "round",
+    ):
         mode = 0o600 if private else 0o644
         _mend_end(pathlib.Path(path))
+        self._end, self._repeats = 0, collections.deque[bytes]()
+        if resume_at is not None and pathlib.Path(path).exists():
+            self._end, self._repeats = _from(path, resume_at, counter)
         self._file = os.fdopen(
             os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode), "a", encoding="utf-8"
         )
@@ -39,7 +54,14 @@ class Writer:
             os.chmod(path, mode)
 
     def write(self, **record: Any) -> None:
-        self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
+        line = json.dumps(plain(record), allow_nan=False) + "\n"
+        if self._repeats:
+            if self._repeats[0] == line.encode():
+                self._end += len(self._repeats.popleft())
+                return
+            self._repeats.clear()
+            self._file.truncate(self._end)
+        self._file.write(line)
         self._file.flush()
 
     def sync(self) -> None:
@@ -111,10 +133,10 @@ def _mend_end(path: pathlib.Path) -> None:
             file.truncate(end - len(last))
 
 
-def truncate(path: files.PathLike, *, before: int, counter: str = "round") -> None:
-    """Keeps the records whose `counter` is below `before`: what a resumed run starts from."""
-    if not pathlib.Path(path).exists():
-        return
-    kept = [r for r in read(path) if r.get(counter, -1) < before]
-    with files.atomic_write(path) as file:
-        file.writelines(json.dumps(record) + "\n" for record in kept)
+def _from(path: files.PathLike, first: int, counter: str) -> tuple[int, collections.deque[bytes]]:
+    """Where the first record from `first` on begins, in bytes, and the lines from there on."""
+    read(path)  # refuses a damaged file, before anything is written
+    lines = [line + b"\n" for line in pathlib.Path(path).read_bytes().split(b"\n")[:-1]]
+    later = (i for i, line in enumerate(lines) if line.strip() and json.loads(line).get(counter, -1) >= first)
+    kept = next(later, len(lines))
+    return sum(map(len, lines[:kept])), collections.deque(lines[kept:])

@@ -149,9 +149,8 @@ def run(config: Config, start: Start, sizes: ModelConfig, held_out, folder: path
     else:
         manifest.write(folder, command=COMMAND, config=config, digests=start.facts["digests"])
     first = int(state.step)
-    metrics.truncate(folder / "metrics.jsonl", before=first, counter="step")
     bar = progress.bar(total=total, initial=first, what="public pretraining", unit="batch")
-    with metrics.Writer(folder / "metrics.jsonl") as log, bar:
+    with metrics.Writer(folder / "metrics.jsonl", resume_at=first, counter="step") as log, bar:
         for t, batch in order.starting_at(first, total):
             params, optimizer_state, loss = step(state.params, state.optimizer, batch)
             done = t + 1

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from accounting import PrivacyStatement, record, reporting
+from accounting import PrivacyStatement, evidence, record, reporting
 from trainers.common import checkpoint, files, metrics, processes, run_dir, statements
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
@@ -90,11 +90,12 @@ def _never_began(folder: pathlib.Path) -> bool:
         NO_NOISE,
         "vocabulary.json",
         record.MECHANISM_FILE,
+        record.PARTICIPATION_FILE,
         record.STAGES_FILE,
         "checkpoints",
     }
     names = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
-    return bool(names) and names <= left
+    return bool(names) and names <= left and evidence.sign_of_release(folder) is None
 
 
 def _require_one_process(config: Config) -> None:

@@ -29,7 +29,7 @@ import optax
 from jax.sharding import Mesh
 
 import accounting
-from accounting import record
+from accounting import evidence, record
 from jaxpriv import keys, participation, sharding
 from trainers.common import checkpoint, entropy, manifest, metrics, processes, progress, run_dir
 from trainers.common.errors import InputError
@@ -109,6 +109,7 @@ class Run:
             "settings": run_dir.settings(config, FREE),
             "digests": data.digests | ({} if first_stage is None else first_stage.digests),
             "strategy": {"coefficients": self.plan.record.strategy},
+            "mechanism": dataclasses.asdict(self.plan.record),
         }
 
     def start(self) -> State:
@@ -150,9 +151,11 @@ class Run:
         run_dir.require_same_settings(saved["settings"], self.config, free=FREE, presets=PRESETS, where=where)
         for what in ("digests", "strategy"):
             run_dir.require_same(saved[what], now[what], where=where, what=what)
-        recorded = metrics.plain(dataclasses.asdict(record.read_mechanism(self.folder)))
-        planned = metrics.plain(dataclasses.asdict(self.plan.record))
-        run_dir.require_same(recorded, planned, where=self.folder / record.MECHANISM_FILE, what="mechanism")
+        recorded, _ = evidence.checked_record(self.folder)
+        recorded = metrics.plain(dataclasses.asdict(recorded))
+        run_dir.require_same(
+            recorded, now["mechanism"], where=self.folder / record.MECHANISM_FILE, what="mechanism"
+        )
         return at, checkpoint.load(self.checkpoints, at, self.start())
 
     @property
@@ -175,14 +178,15 @@ class Run:
         with processes.together():
             if resuming:
                 first, state = self.resume()
-            elif processes.is_first() and self.has_released():
+            elif processes.is_first() and (sign := evidence.sign_of_release(folder)):
                 raise InputError(
-                    f"{folder} has released rounds but no config.json; they stay released: account for them, and "
-                    "start a new run with another --run-dir"
+                    f"{folder} has released rounds, as {sign} shows, but no config.json; they stay released: account "
+                    "for them, and start a new run with another --run-dir"
                 )
             elif processes.is_first():
                 self.data.vocabulary.save(folder / "vocabulary.json")
                 record.write_mechanism(folder, self.plan.record)
+                record.ParticipationLog(folder).close()  # from now on a run without one has lost it
         first, state = processes.from_first((np.asarray(first, np.int64), state))
         if not resuming:
             self.save(0, state)
@@ -191,11 +195,6 @@ class Run:
         if self.mesh is not None:
             state = state._replace(round=sharding.replicate(state.round, self.mesh))
         return int(first), state
-
-    def has_released(self) -> bool:
-        """Whether the folder's log holds a round already."""
-        log = self.folder / record.PARTICIPATION_FILE
-        return log.exists() and log.stat().st_size > 0
 
     def save(self, done: int, state: State) -> None:
         """Writes the checkpoint after `done` rounds; processes call it in step."""
@@ -247,17 +246,15 @@ class Run:
         """
         config, folder = self.config, self.folder
         first, state = self.begin()
-        for name in ("metrics.jsonl", "operator.jsonl", "timing.jsonl"):
-            metrics.truncate(folder / name, before=first)
         validation = self.data.held_out[: config.evaluation_examples]
-        log = record.ParticipationLog(folder, from_round=first)
+        log = record.ParticipationLog(folder)
         bar = progress.bar(
             total=config.rounds, initial=first, what=f"{config.mechanism} {folder.name}", unit="round"
         )
         with (
-            metrics.Writer(folder / "metrics.jsonl") as released,
-            metrics.Writer(folder / "operator.jsonl", private=True) as operator,
-            metrics.Writer(folder / "timing.jsonl", private=True) as timing,
+            metrics.Writer(folder / "metrics.jsonl", resume_at=first) as released,
+            metrics.Writer(folder / "operator.jsonl", private=True, resume_at=first) as operator,
+            metrics.Writer(folder / "timing.jsonl", private=True, resume_at=first) as timing,
             bar,
         ):
             for t in range(first, config.rounds):

@@ -142,11 +142,35 @@ def test_metrics_skip_a_torn_last_line_and_refuse_a_bad_one(tmp_path):
     with open(path, "a") as file:
         file.write('{"round": 2, "lo')
     assert metrics.read(path) == [{"round": 0, "loss": 1.5}, {"round": 1, "loss": None}]
-    metrics.truncate(path, before=1)
-    assert path.read_text() == '{"round": 0, "loss": 1.5}\n'
     path.write_text('{"round": 0}\n{bad\n{"round": 1}\n')
     with pytest.raises(InputError, match="line 2"):
         metrics.read(path)
+
+
+def test_a_resumed_run_drops_metrics_only_where_they_differ(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with metrics.Writer(path) as writer:
+        for t in range(5):
+            writer.write(round=t, loss=t / 3)
+            writer.write(round=t, evaluation={"top1": t})
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"round": 5, "lo')
+    with metrics.Writer(path, resume_at=2) as writer:
+        assert path.read_bytes() == whole  # killed here, nothing is lost but half a line
+        for t in range(2, 4):
+            writer.write(round=t, loss=t / 3)
+            writer.write(round=t, evaluation={"top1": t})
+        assert path.read_bytes() == whole
+        writer.write(round=4, loss=9.0)
+        assert [r.get("loss") for r in metrics.read(path) if "loss" in r] == [0, 1 / 3, 2 / 3, 1.0, 9.0]
+        writer.write(round=4, evaluation={"top1": 4})
+    assert len(metrics.read(path)) == 10
+    path.write_bytes(b'{"round": 0}\n{bad\n{"round": 1}\n')
+    with pytest.raises(InputError, match="line 2"):
+        metrics.Writer(path, resume_at=0)
+    with metrics.Writer(tmp_path / "new.jsonl", resume_at=3) as writer:
+        writer.write(round=3)
+    assert metrics.read(tmp_path / "new.jsonl") == [{"round": 3}]
 
 
 def test_every_word_of_the_secret_changes_the_key():
