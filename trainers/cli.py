@@ -65,9 +65,10 @@ def main(argv: list[str] | None = None) -> int:
             text if text.startswith(f"jaxpriv {argv[0]}") else f"jaxpriv {argv[0]}: {text}", file=sys.stderr
         )
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        said = f"; {stop}" if str(stop) else ""
         run = "; what was done is kept: the same command with --resume goes on" if resumes(argv) else ""
-        print(f"jaxpriv {argv[0]}: interrupted{run}", file=sys.stderr)
+        print(f"jaxpriv {argv[0]}: interrupted{said}{run}", file=sys.stderr)
         return 130
 
 

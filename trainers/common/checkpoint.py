@@ -6,11 +6,15 @@ so a killed process leaves either the whole of it or a hidden temporary folder t
 checkpoint with a missing, shortened or changed file is never used: the newest whole one before it is.
 """
 
+import contextlib
 import json
 import os
 import pathlib
 import shutil
+import signal
+import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -65,12 +69,29 @@ def is_whole(folder: files.PathLike, step: int) -> bool:
     return recorded == _digests(place)
 
 
+@contextlib.contextmanager
+def _interrupted_afterwards() -> Iterator[None]:
+    """Lets Ctrl-C wait until the block is done: its threads would otherwise be left behind with half of a file."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where no signal is ever delivered
+        return
+    waiting: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: waiting.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+        if waiting:
+            signal.raise_signal(signal.SIGINT)
+
+
+@_interrupted_afterwards()
 def save(folder: files.PathLike, step: int, tree: Any, *, facts: dict[str, Any], keep: int = 2) -> None:
     """Writes `tree` (arrays and typed keys) and `facts` as the checkpoint of `step`; keeps the newest `keep`.
 
     An older checkpoint of the same step, whole or damaged, is replaced. The folder is readable by its owner
     only, because the state holds the secret noise key. Several processes call it together, with the same values and
-    a folder that all of them see; the first one writes.
+    a folder that all of them see; the first one writes. Ctrl-C is obeyed when it is done.
     """
     root = pathlib.Path(folder).resolve()
     aside, place = root / f".aside-{step}", root / str(step)
@@ -115,6 +136,7 @@ def latest(folder: files.PathLike) -> int | None:
     return None
 
 
+@_interrupted_afterwards()
 def load(folder: files.PathLike, step: int, like: T, *, under: str = "") -> T:
     """The state saved at `step`, in the structure of `like` (whose shapes and dtypes it must have).
 

@@ -1,11 +1,12 @@
 """A whole command: the run, its comparisons, statement, pictures and closing table."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import pathlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -178,7 +179,8 @@ def train_runs(
         (folder / name).mkdir(parents=True, exist_ok=True, mode=0o755 if name == "" else 0o700)
     baseline = baseline or ngram_scores(runs[""].data, folder, config.evaluation_examples)
     _keep_own_clients(config, runs)
-    outcomes = _side_by_side(runs)
+    with stated_when_stopped([folder / name for name in runs]):
+        outcomes = _side_by_side(runs)
 
     statements = {name: write_statement(folder / name) for name in runs}
     labels = {config.mechanism: folder} | ({"without noise": folder / NO_NOISE} if NO_NOISE in runs else {})
@@ -231,6 +233,35 @@ def write_statement(folder: pathlib.Path) -> PrivacyStatement:
     statement = reporting.report(folder)
     statements.write(statement, folder)
     return statement
+
+
+@contextlib.contextmanager
+def stated_when_stopped(folders: Sequence[pathlib.Path]) -> Iterator[None]:
+    """Whatever stops the block, what the runs in `folders` released until then is stated, and the error says where
+    for the first."""
+    try:
+        yield
+    except BaseException as stop:
+        said = [_state_so_far(folder) for folder in folders]
+        text = "; ".join(filter(None, [str(stop), said[0]]))
+        if isinstance(stop, KeyboardInterrupt):
+            raise KeyboardInterrupt(text) from stop
+        if isinstance(stop, ValueError):
+            raise InputError(text) from stop
+        raise
+
+
+def _state_so_far(folder: pathlib.Path) -> str:
+    """Writes the statement of a run that was stopped and says where it is; empty where nothing was released."""
+    with contextlib.suppress(ValueError, OSError):  # a damaged record: whoever asks for the statement is told
+        stages = [folder / name for name in record.read_stages(folder) or []]
+        if any(evidence.sign_of_release(place) for place in (folder, *stages)):
+            seen = write_statement(folder).data["observed"]
+            what = (
+                "the rounds so far are released" if not seen else f"{seen['num_rounds']} rounds are released"
+            )
+            return f"{what}, and {folder / 'privacy.md'} states what that has cost"
+    return ""
 
 
 def _side_by_side(runs: dict[str, Run]) -> dict[str, Outcome]:
@@ -338,7 +369,11 @@ def trained(run: files.PathLike) -> Trained:
     if at is None:
         raise InputError(f"{folder} has no whole checkpoint; train it first")
     if at == 0:
-        raise InputError(f"{folder} was stopped before its first round was saved; go on with train --resume")
+        released = evidence.checked_record(folder)[1].num_rounds
+        raise InputError(
+            f"{folder} was stopped before its first round was saved, with {released} released; go on with train "
+            "--resume, or account for what it released (jaxpriv account report)"
+        )
     sizes = model_sizes(config, vocabulary)
     template = model.init_params(sizes, seed=config.seed)
     params = checkpoint.load(checkpoints, at, template, under=".round.params")
@@ -389,9 +424,9 @@ def compare(config: CompareConfig) -> tuple[dict[str, Any], str]:
             raise InputError(f"{folder} has no evaluation yet; let it run to --evaluate-every rounds first")
         ngrams += [scores for scores in [saved_ngram(whole)] if scores is not None]
         data.add(run_dir.read_manifest(folder).get("digests", {}).get("data"))
+        spent = reporting.report(whole).data  # refuses a run whose record does not hold all of its rounds
         if folder != whole:  # a run in stages has spent what all of them have
-            together = reporting.report(whole).data
-            scored[-1] |= {"rho": together["rho"], "epsilon": together["epsilon"]}
+            scored[-1] |= {"rho": spent["rho"], "epsilon": spent["epsilon"]}
         runs[whole.name] = {"rows": scored, "config": saved}
         last = scored[-1]
         rows.append(

@@ -18,7 +18,7 @@ import pathlib
 import sys
 from typing import Any
 
-from accounting import record
+from accounting import evidence, record, reporting
 from trainers.common import manifest, metrics, plots, run_dir
 from trainers.common.errors import InputError
 from trainers.keyboard import corpus, pretrain, session
@@ -57,18 +57,21 @@ def train(
     ):
         # Stages added to it would spend on the same devices, and its own statement would not count them.
         raise InputError(f"{folder} is not a run in two stages; choose another --run-dir")
+    elif (folder / evidence.STATEMENT_FILE).exists():
+        reporting.report(folder)  # refuses where stages that it stated are gone: they would be begun again
     session.pretrain_into(folder, config, data, first_stage, runs)
     if not (folder / "config.json").exists():
         record.write_stages(folder, STAGES)
         manifest.write(folder, command="jaxpriv keyboard train", config=config, digests=data.digests)
     baseline = session.ngram_scores(data, folder, config.evaluation_examples)
-    _, searched = session.train_runs(search, runs, baseline)
-    norm = clip_norm(folder / STAGES[0])
-    proper = dataclasses.replace(proper, clip_norm=norm)
-    again = session.make_runs(proper, data, first_stage, notes=(SECOND,))
-    for run in again.values():
-        run.initial = runs[""].initial
-    result, text = session.train_runs(proper, again, baseline)
+    with session.stated_when_stopped([folder]):
+        _, searched = session.train_runs(search, runs, baseline)
+        norm = clip_norm(folder / STAGES[0])
+        proper = dataclasses.replace(proper, clip_norm=norm)
+        again = session.make_runs(proper, data, first_stage, notes=(SECOND,))
+        for run in again.values():
+            run.initial = runs[""].initial
+        result, text = session.train_runs(proper, again, baseline)
 
     statement = session.write_statement(folder)
     _draw(folder, norm)
@@ -142,7 +145,11 @@ def _costly(search: Config, first: Run, second: Run) -> str:
 
 def clip_norm(folder: pathlib.Path) -> float:
     """The quantile estimate that a finished adaptive run released last."""
-    released = [line for line in metrics.read(folder / "metrics.jsonl") if "estimate" in line]
+    path = folder / "metrics.jsonl"
+    released = [line for line in metrics.read(path) if "estimate" in line] if path.exists() else []
+    rounds = record.read_mechanism(folder).num_rounds
+    if not released or released[-1]["round"] != rounds - 1:
+        raise InputError(f"{path} has lost the estimate of round {rounds - 1}, the last one; restore it")
     return float(released[-1]["estimate"])
 
 

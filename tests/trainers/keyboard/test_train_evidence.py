@@ -1,0 +1,192 @@
+"""Whatever was killed, cut, deleted or edited, a run never says less than it released; every stop is stated."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from accounting import record, reporting
+from tests.trainers.keyboard import toy
+from tests.trainers.keyboard.test_train import killed_after, one_line, same_run, snapshot
+from trainers import cli
+from trainers.common import metrics
+from trainers.common.errors import InputError
+from trainers.keyboard import session
+from trainers.keyboard.train import Run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    config = toy.config(tmp_path_factory.mktemp("whole"))
+    session.train(config)
+    return config
+
+
+@pytest.fixture
+def copied(whole, tmp_path):
+    """A finished run that may be damaged, and its settings to resume it."""
+    shutil.copytree(pathlib.Path(whole.run_dir).parent, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "run", toy.config(tmp_path, data=whole.data, vocabulary=whole.vocabulary, resume=True)
+
+
+def lines(folder, name="participation.jsonl"):
+    return (folder / name).read_text().splitlines(keepends=True)
+
+
+def test_a_run_killed_again_before_it_caught_up_keeps_all_that_it_released(whole, tmp_path, monkeypatch):
+    config = toy.config(tmp_path)
+    folder = tmp_path / "run"
+    killed_after(monkeypatch, config, 3)  # the newest checkpoint is of round 2
+    before = {name: lines(folder, name) for name in ("participation.jsonl", "metrics.jsonl")}
+    assert len(before["participation.jsonl"]) == 4
+    resumed = toy.config(tmp_path, resume=True)
+    for after in (2, 3):
+        killed_after(monkeypatch, resumed, after)
+        for name, kept in before.items():
+            assert lines(folder, name)[: len(kept)] == kept, name
+        assert reporting.report(folder).data["observed"]["num_rounds"] == 4
+    session.train(resumed)
+    same_run(whole, config)
+
+
+def lose_rounds(folder):
+    (folder / "participation.jsonl").write_text("".join(lines(folder)[:3]))
+
+
+def lose_the_log(folder):
+    (folder / "participation.jsonl").unlink()
+
+
+def edit_the_noise(folder):
+    path = folder / "mechanism.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"noise_multiplier": 300.0}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lose_rounds, "holds 3 of 6 rounds"),
+        (lose_the_log, "holds 0 of 6 rounds"),
+        (edit_the_noise, "noise_multiplier 300.0, but the run began with"),
+    ],
+)
+def test_a_damaged_record_is_refused_by_every_command_and_overwrites_nothing(
+    copied, tmp_path, capsys, damage, says
+):
+    folder, resumed = copied
+    damage(folder)
+    before = snapshot(folder)
+    for argv in (
+        toy.argv(resumed),
+        ["export", "--run-dir", str(folder), "--output", str(tmp_path / "m.safetensors")],
+        ["evaluate", "--run-dir", str(folder)],
+        ["compare", "--runs", str(folder), "--output", str(tmp_path / "c.png")],
+        ["suggest", "--run-dir", str(folder), "--text", "we see"],
+    ):
+        assert cli.main(["keyboard", *argv]) == 2, argv
+        assert says in one_line(capsys), argv
+    assert cli.main(["account", "report", str(folder)]) == 2
+    assert says in capsys.readouterr().err
+    assert snapshot(folder) == before
+    assert not list(tmp_path.glob("m.safetensors*"))
+
+
+def test_a_log_shorter_than_its_checkpoint_is_refused_before_a_round_is_released(
+    tmp_path, monkeypatch, capsys
+):
+    killed_after(monkeypatch, toy.config(tmp_path), 4)
+    folder = tmp_path / "run"
+    (folder / "participation.jsonl").write_text("".join(lines(folder)[:3]))
+    monkeypatch.setattr(Run, "advance", lambda *_: pytest.fail("a round was released"))
+    assert cli.main(["keyboard", *toy.argv(toy.config(tmp_path, resume=True))]) == 2
+    assert "lost rounds" in one_line(capsys)
+    assert len(lines(folder)) == 3
+
+
+@pytest.mark.parametrize("left", ["checkpoints", "metrics.jsonl", "privacy.json"])
+def test_a_run_with_a_public_model_is_not_begun_again_over_what_it_released(copied, left):
+    folder, resumed = copied
+    (folder / "pretraining").mkdir()  # what lets a run without config.json be resumed
+    (folder / "pretraining" / "config.json").write_text("{}")
+    for name in {"checkpoints", "metrics.jsonl", "privacy.json"} - {left}:
+        shutil.rmtree(folder / name) if name == "checkpoints" else (folder / name).unlink()
+    for name in ("config.json", "participation.jsonl"):
+        (folder / name).unlink()
+    before = snapshot(folder)
+    with pytest.raises(InputError, match=f"has released rounds, as .*{left}.* shows"):
+        session.train(resumed)
+    assert snapshot(folder) == before
+
+
+def test_a_round_is_on_disk_in_the_log_before_it_is_released(tmp_path, monkeypatch):
+    real, seen = Run.advance, []
+
+    def advance(run, state, reporters):
+        log = record.read_participation(run.folder)
+        seen.append(log.num_rounds)
+        assert sorted(run.data.ids[i] for i in reporters) == sorted(
+            log.names[d] for d in log.devices[log.rounds == log.num_rounds - 1]
+        )
+        return real(run, state, reporters)
+
+    monkeypatch.setattr(Run, "advance", advance)
+    session.train(toy.config(tmp_path, rounds=2))
+    assert seen == [1, 2]
+
+
+def test_a_run_that_stops_states_what_it_released(tmp_path, monkeypatch, capsys):
+    config = toy.config(tmp_path, insecure_noise_seed=None, drop_out=0.0)
+    real = Run.next_cohort
+
+    def next_cohort(run, state, t):
+        if t == 3:
+            raise InputError("round 4 can never be filled")
+        return real(run, state, t)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "next_cohort", next_cohort)
+        assert cli.main(["keyboard", *toy.argv(config)]) == 2
+    folder = tmp_path / "run"
+    said = one_line(capsys)
+    assert f"can never be filled; 3 rounds are released, and {folder / 'privacy.md'} states" in said
+    stated = json.loads((folder / "privacy.json").read_text())
+    assert stated == reporting.report(folder).data
+    assert stated["observed"]["num_rounds"] == 3
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "advance", interrupted)  # its round is logged: it may be out
+        assert (
+            cli.main(["keyboard", *toy.argv(toy.config(tmp_path, insecure_noise_seed=None, resume=True))])
+            == 130
+        )
+    said = one_line(capsys)
+    assert "interrupted; 3 rounds are released" in said
+    assert "--resume goes on" in said
+
+
+def test_a_run_that_stops_before_its_first_round_has_nothing_to_state(tmp_path, monkeypatch, capsys):
+    def next_cohort(*_):
+        raise InputError("too few devices")
+
+    monkeypatch.setattr(Run, "next_cohort", next_cohort)
+    assert cli.main(["keyboard", *toy.argv(toy.config(tmp_path))]) == 2
+    assert one_line(capsys) == "jaxpriv keyboard: too few devices"
+    assert not (tmp_path / "run" / "privacy.json").exists()
+    assert metrics.read(tmp_path / "run" / "metrics.jsonl") == []
+
+
+def test_a_statement_that_says_more_is_never_overwritten(copied, capsys):
+    folder, resumed = copied
+    path = folder / "privacy.json"
+    more = json.loads(path.read_text())
+    path.write_text(json.dumps(more | {"rho": more["rho"] * 1.01}))
+    before = snapshot(folder)
+    assert cli.main(["keyboard", *toy.argv(resumed)]) == 2
+    assert "never falls" in one_line(capsys)
+    assert {p: b for p, b in snapshot(folder).items() if p.parent == folder} == {
+        p: b for p, b in before.items() if p.parent == folder
+    }
