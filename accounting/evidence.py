@@ -110,14 +110,14 @@ def require_all_stated(run_dir: PathLike, num_rounds: int | None) -> None:
         )
 
 
-def require_no_less(run_dir: PathLike, rho: float | None, unit: str | None = None) -> None:
+def require_no_less(run_dir: PathLike, rho: float | None, unit: str) -> None:
     """Refuses to state `rho` (None: no guarantee) for a folder whose own statement, of the same unit, says more.
 
     Raises:
       ValueError: what has been spent is never less than before, so one of the two is wrong, and it may be the new one.
     """
     earlier = _statement(pathlib.Path(run_dir))
-    if earlier is None or rho is None or unit not in (None, earlier.get("unit")):
+    if earlier is None or rho is None or unit != earlier.get("unit"):
         return
     said = None if earlier["rho"] is None else float(earlier["rho"])
     if said is None or not rho >= said * (1 - 1e-6):

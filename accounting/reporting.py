@@ -186,10 +186,9 @@ def report(
         excepted = _exceptions(facts, claim) + _other_stages(folder, folders)
         runs.append(_Stated(where, facts, log, notes, excepted, folder if claim == "enforced" else None))
     if not runs:
-        evidence.require_no_less(folders[0], 0.0)
-        raise ValueError(
-            f"{os.path.join(folders[0], record.STAGES_FILE)}: no stage of it has begun, so nothing was released"
-        )
+        stages, sign = os.path.join(folders[0], record.STAGES_FILE), evidence.sign_of_release(folders[0])
+        told = f"but {sign} shows that some did: restore them" if sign else "so nothing was released"
+        raise ValueError(f"{stages}: no stage of it has begun, {told}")
     runs[-1].notes.extend(waiting)
     found = _state(runs[0]) if len(runs) == 1 else _state_together(runs)
     if len(folders) == 1 and claim == "enforced":

@@ -1,6 +1,7 @@
 """Checkpoints: exact, private, never half of one."""
 
 import shutil
+import signal
 import stat
 
 import jax
@@ -100,3 +101,19 @@ def test_old_checkpoints_are_thinned_out(tmp_path):
     for step in range(5):
         checkpoint.save(tmp_path, step, {"x": jnp.float32(step)}, facts={}, keep=2)
     assert checkpoint.steps(tmp_path) == [3, 4]
+
+
+def test_an_interrupt_waits_until_the_checkpoint_is_whole(tmp_path, monkeypatch):
+    real, before = checkpoint.ocp.save, signal.getsignal(signal.SIGINT)
+
+    def save(*rest):
+        signal.raise_signal(signal.SIGINT)
+        real(*rest)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.ocp, "save", save)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(tmp_path, 7, state(1.5), facts={})
+    assert signal.getsignal(signal.SIGINT) is before
+    assert bits(checkpoint.load(tmp_path, 7, state(0.0))) == bits(state(1.5))

@@ -50,13 +50,6 @@ def same_run(a, b):
     assert final_state(a) == final_state(b)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """An uninterrupted run."""
-    config = toy.config(tmp_path_factory.mktemp("whole"))
-    return config, run(config)
-
-
 def test_a_run_leaves_what_it_promises(whole):
     config, (result, text) = whole
     folder = pathlib.Path(config.run_dir)

@@ -1,33 +1,27 @@
 """Whatever was killed, cut, deleted or edited, a run never says less than it released; every stop is stated."""
 
 import json
-import pathlib
 import shutil
 
 import pytest
 
+import accounting
 from accounting import record, reporting
 from tests.trainers.keyboard import toy
 from tests.trainers.keyboard.test_train import killed_after, one_line, same_run, snapshot
 from trainers import cli
-from trainers.common import metrics
+from trainers.common import metrics, statements
 from trainers.common.errors import InputError
-from trainers.keyboard import session
+from trainers.keyboard import released, session
 from trainers.keyboard.train import Run
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    config = toy.config(tmp_path_factory.mktemp("whole"))
-    session.train(config)
-    return config
 
 
 @pytest.fixture
 def copied(whole, tmp_path):
     """A finished run that may be damaged, and its settings to resume it."""
-    shutil.copytree(pathlib.Path(whole.run_dir).parent, tmp_path, dirs_exist_ok=True)
-    return tmp_path / "run", toy.config(tmp_path, data=whole.data, vocabulary=whole.vocabulary, resume=True)
+    made = whole[0]
+    shutil.copytree(made.run_dir, tmp_path / "run")
+    return tmp_path / "run", toy.config(tmp_path, data=made.data, vocabulary=made.vocabulary, resume=True)
 
 
 def lines(folder, name="participation.jsonl"):
@@ -47,7 +41,7 @@ def test_a_run_killed_again_before_it_caught_up_keeps_all_that_it_released(whole
             assert lines(folder, name)[: len(kept)] == kept, name
         assert reporting.report(folder).data["observed"]["num_rounds"] == 4
     session.train(resumed)
-    same_run(whole, config)
+    same_run(whole[0], config)
 
 
 def lose_rounds(folder):
@@ -190,3 +184,20 @@ def test_a_statement_that_says_more_is_never_overwritten(copied, capsys):
     assert {p: b for p, b in snapshot(folder).items() if p.parent == folder} == {
         p: b for p, b in before.items() if p.parent == folder
     }
+
+
+def test_a_released_file_is_reported_by_no_other_statement_than_its_own(whole, tmp_path):
+    model = tmp_path / "m.safetensors"
+    released.export(whole[0].run_dir, model)
+    own = reporting.report(model)
+    assert own.data == reporting.report(whole[0].run_dir).data
+    other = accounting.TreeAggregation(
+        noise_multiplier=50.0, num_rounds=6, min_separation=3, adjacency="zero-out"
+    )
+    statements.write(accounting.statement(other, delta=1e-6), model)
+    with pytest.raises(ValueError, match=r"is not the statement of .*m.safetensors, which holds its own"):
+        reporting.report(model)
+    statements.write(own, model)
+    model.write_bytes(model.read_bytes()[:40])
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        reporting.report(model)

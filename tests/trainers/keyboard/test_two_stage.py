@@ -88,6 +88,43 @@ def test_a_first_stage_that_lost_rounds_is_not_stated(whole, tmp_path, kept, cap
     assert f"holds {kept} of 6 rounds" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("gone", "says"),
+    [
+        (("stage2",), "never falls"),
+        (("stage1", "stage2"), "no stage of it has begun, but .*privacy.json shows"),
+    ],
+)
+def test_stages_that_are_gone_are_not_begun_again(whole, tmp_path, gone, says):
+    made = whole[0]
+    folder = shutil.copytree(made.run_dir, tmp_path / "run")
+    for name in gone:
+        shutil.rmtree(folder / name)
+    with pytest.raises(ValueError, match=says):
+        session.train(config(tmp_path, data=made.data, vocabulary=made.vocabulary, resume=True))
+    assert not any((folder / name).exists() for name in gone)
+
+
+def test_a_second_stage_that_lost_rounds_is_not_stated(whole, tmp_path, capsys):
+    folder = shutil.copytree(whole[0].run_dir, tmp_path / "cut")
+    log = folder / "stage2" / "participation.jsonl"
+    log.write_text(log.read_text().splitlines(keepends=True)[0])
+    assert accounts.main(["report", str(folder)]) == 2
+    assert "holds 1 of 4 rounds" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="holds 1 of 4 rounds"):
+        exported.load(folder)
+
+
+def test_a_search_that_lost_its_last_estimate_sets_no_clip_norm(whole, tmp_path):
+    folder = shutil.copytree(pathlib.Path(whole[0].run_dir) / "stage1", tmp_path / "stage1")
+    path = folder / "metrics.jsonl"
+    kept = [line for line in path.read_text().splitlines(keepends=True) if '"round": 5' not in line]
+    for text in ("".join(kept), ""):
+        path.write_text(text)
+        with pytest.raises(InputError, match="lost the estimate of round 5"):
+            two_stage.clip_norm(folder)
+
+
 def test_the_second_clip_norm_is_the_private_estimate_and_no_other(whole):
     made, (result, _) = whole
     folder = pathlib.Path(made.run_dir)
@@ -163,6 +200,7 @@ def test_a_run_killed_in_either_stage_goes_on_to_the_same_bits(whole, tmp_path, 
         assert any("stage2 has not begun" in note for note in so_far["notes"])
         assert "same run" not in so_far["sentence"]  # nothing of it was released
     assert so_far["rho"] < whole[1][0]["rho"]
+    assert json.loads((tmp_path / "run" / "privacy.json").read_text()) == so_far
     result, _ = session.train(config(tmp_path, resume=True))
     assert result["clip_norm"] == whole[1][0]["clip_norm"]
     assert result["rho"] == whole[1][0]["rho"]
