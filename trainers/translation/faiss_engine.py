@@ -1,7 +1,7 @@
 """FAISS as an engine for large memories on CPU, where an inverted file pays: only cells near the query are searched.
 
 Optional: `pip install faiss-cpu`. Approximate (a neighbour in a cell that was not probed is missed), where
-`knn.search` is exact; the device path needs none of it.
+`knn.search` compares every record; the device path needs none of it.
 """
 
 from __future__ import annotations
