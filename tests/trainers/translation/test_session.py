@@ -10,6 +10,7 @@ import pytest
 from tests.trainers.translation.test_cli import run
 from trainers.cli import main
 from trainers.translation import corpora, data, dealing, decode, session
+from trainers.translation import model as models
 
 
 @pytest.fixture
@@ -313,12 +314,13 @@ def test_lines_are_translated_as_when_alone(small_run, tmp_path, capsys):
 def test_a_line_of_a_thousand_words_among_short_ones(small_run, tmp_path, capsys):
     """It is translated as when alone, in a batch of its own; one beyond all measure is named."""
     made = data.load(small_run / "public")
-    pieces = made.params["embedding"]
-    noise = 0.3 * np.random.default_rng(0).standard_normal(pieces.shape).astype(np.float32)
-    wild = {**made.params, "embedding": pieces + noise}  # the trained one says nothing yet
+    pieces = np.asarray(made.params["embedding"])
+    pieces = pieces + 0.3 * np.random.default_rng(0).standard_normal(pieces.shape).astype(np.float32)
+    pieces[models.END] = 0  # the trained one says nothing yet, this one goes on to the limit
+    wild = {**made.params, "embedding": pieces}
     data.save(tmp_path / "model", data.make(made.config, wild, made.vocabulary))
     argv = ["translate", "--model", tmp_path / "model", "--input", tmp_path / "text"]
-    long, short = "house garden " * 500, ["house", "tree river", *["way"] * 7]
+    long, short = "way " * 1000, ["house", "tree river", *["way"] * 7]
     told = []
     for lines in ([*short[:4], long, *short[4:]], short, [long]):
         (tmp_path / "text").write_text("\n".join(lines) + "\n", encoding="utf-8")
