@@ -65,6 +65,22 @@ def sign_of_release(run_dir: PathLike) -> pathlib.Path | None:
     return shown(folder).file or (stated if stated.exists() else None)
 
 
+def stages_of(run_dir: PathLike) -> list[str] | None:
+    """The names of a run's stages in order; None where it has none.
+
+    Raises:
+      ValueError: the list is damaged; or the run's settings say that there is one, and it is gone.
+    """
+    found, folder = record.read_stages(run_dir), pathlib.Path(run_dir)
+    asked = (_read(folder / _SETTINGS) or {}).get("clip")
+    if found is None and asked == "two_stage" and not (folder / record.MECHANISM_FILE).exists():
+        raise ValueError(
+            f"{folder / record.STAGES_FILE} is missing, and {folder / _SETTINGS} is of a run in stages: one of them "
+            "alone says too little; restore it"
+        )
+    return found
+
+
 def checked_record(run_dir: PathLike) -> tuple[record.RunRecord, record.Participation]:
     """The record of a run, which all other files of its folder bear out.
 

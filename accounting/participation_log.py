@@ -80,8 +80,8 @@ class ParticipationLog:
         *,
         failed: Iterable[Any] = (),
         noise_multiplier: float | None = None,
-    ) -> None:
-        """Records one round, before it is released; one that is recorded already must be the same."""
+    ) -> bool:
+        """Records one round, before it is released, and returns whether it is new; one that is not must be the same."""
         line: dict[str, Any] = {"round": int(round), "devices": list(devices)}
         if failed := list(failed):
             line["failed"] = failed
@@ -90,10 +90,12 @@ class ParticipationLog:
         written = json.dumps(line, default=plain, separators=(",", ":")).encode()
         where = os.fspath(self._path)
         index, *_, row = _row(written, where)
-        if self._rounds.add(index, row, where):
+        new = self._rounds.add(index, row, where)
+        if new:
             self._file.write(written + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
+        return new
 
     def close(self) -> None:
         """Closes the file."""

@@ -220,7 +220,7 @@ def _with_stages(folders: Sequence[PathLike], waiting: list[str]) -> list[tuple[
     `waiting` gets a note for each not yet begun."""
     found = []
     for folder in folders:
-        stages = record.read_stages(folder)
+        stages = evidence.stages_of(folder)
         if stages is None:
             found.append((folder, os.fspath(folder), None))
             continue
@@ -309,7 +309,7 @@ def _other_stages(folder: PathLike, stated: Sequence[PathLike]) -> list[str]:
     """The stages of a stage's run, begun or not, that a headline over the folders in `stated` leaves out."""
     inside = pathlib.Path(folder).resolve()
     named = {pathlib.Path(path).resolve() for path in stated}
-    stages = record.read_stages(inside.parent) or []
+    stages = evidence.stages_of(inside.parent) or []
     if inside.name not in stages or inside.parent in named:
         return []
     others = [name for name in stages if inside.with_name(name) not in named]

@@ -73,7 +73,7 @@ plt.show()
 
 # %%
 from trainers.common import metrics
-from trainers.keyboard import session
+from trainers.keyboard import session, stated
 
 restart = base.rounds // 3
 settings = {
@@ -126,7 +126,7 @@ plt.show()
 # was deployed.
 
 # %%
-statement = session.write_statement(folder / "private")
+statement = stated.write(folder / "private")
 print(statement.sentence, "\n")
 print("A projection, not this run:", statement.data["deployment"]["sentence"])
 

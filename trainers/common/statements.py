@@ -13,6 +13,12 @@ def write(statement: PrivacyStatement, about: files.PathLike) -> None:
             file.write(text)
 
 
+def withdraw(about: files.PathLike) -> None:
+    """Removes a statement, if any, before more is released than it states."""
+    for place in places(about):
+        place.unlink(missing_ok=True)
+
+
 def places(about: files.PathLike) -> tuple[pathlib.Path, pathlib.Path]:
     """Where the statement about a file or folder goes: as JSON and in words."""
     about = pathlib.Path(about)

@@ -1,21 +1,20 @@
 """A whole command: the run, its comparisons, statement, pictures and closing table."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import json
 import pathlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from accounting import PrivacyStatement, evidence, record, reporting
-from trainers.common import checkpoint, files, metrics, processes, run_dir, statements
+from trainers.common import checkpoint, files, metrics, processes, run_dir
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
-from trainers.keyboard import checks, corpus, model, ngram, pictures, pretrain
+from trainers.keyboard import checks, corpus, model, ngram, pictures, pretrain, stated
 from trainers.keyboard import evaluate as scoring
 from trainers.keyboard.config import DEMO, PRESETS, CompareConfig, Config, EvaluateConfig
 from trainers.keyboard.train import FREE, Outcome, Run, model_sizes
@@ -179,10 +178,10 @@ def train_runs(
         (folder / name).mkdir(parents=True, exist_ok=True, mode=0o755 if name == "" else 0o700)
     baseline = baseline or ngram_scores(runs[""].data, folder, config.evaluation_examples)
     _keep_own_clients(config, runs)
-    with stated_when_stopped([folder / name for name in runs]):
+    with stated.when_stopped([folder / name for name in runs]):
         outcomes = _side_by_side(runs)
 
-    statements = {name: write_statement(folder / name) for name in runs}
+    statements = {name: stated.write(folder / name) for name in runs}
     labels = {config.mechanism: folder} | ({"without noise": folder / NO_NOISE} if NO_NOISE in runs else {})
     pictures.draw(labels, folder / "plots", ngram=baseline, delta=config.delta)
     pictures.draw_participation(folder, folder / "plots")
@@ -226,42 +225,6 @@ def _result(
         "seconds": seconds,
         "simulation": config.insecure_noise_seed is not None,
     }
-
-
-def write_statement(folder: pathlib.Path) -> PrivacyStatement:
-    """Writes privacy.json and privacy.md from the run's own record, and returns what they say."""
-    statement = reporting.report(folder)
-    statements.write(statement, folder)
-    return statement
-
-
-@contextlib.contextmanager
-def stated_when_stopped(folders: Sequence[pathlib.Path]) -> Iterator[None]:
-    """Whatever stops the block, what the runs in `folders` released until then is stated, and the error says where
-    for the first."""
-    try:
-        yield
-    except BaseException as stop:
-        said = [_state_so_far(folder) for folder in folders]
-        text = "; ".join(filter(None, [str(stop), said[0]]))
-        if isinstance(stop, KeyboardInterrupt):
-            raise KeyboardInterrupt(text) from stop
-        if isinstance(stop, ValueError):
-            raise InputError(text) from stop
-        raise
-
-
-def _state_so_far(folder: pathlib.Path) -> str:
-    """Writes the statement of a run that was stopped and says where it is; empty where nothing was released."""
-    with contextlib.suppress(ValueError, OSError):  # a damaged record: whoever asks for the statement is told
-        stages = [folder / name for name in record.read_stages(folder) or []]
-        if any(evidence.sign_of_release(place) for place in (folder, *stages)):
-            seen = write_statement(folder).data["observed"]
-            what = (
-                "the rounds so far are released" if not seen else f"{seen['num_rounds']} rounds are released"
-            )
-            return f"{what}, and {folder / 'privacy.md'} states what that has cost"
-    return ""
 
 
 def _side_by_side(runs: dict[str, Run]) -> dict[str, Outcome]:
@@ -388,9 +351,9 @@ def model_of(run: files.PathLike, *, stage_alone: bool = False) -> tuple[pathlib
     """
     folder = run_dir.require(run, "keyboard")
     around = folder.resolve().parent
-    if not stage_alone and (record.read_stages(around) or []).count(folder.resolve().name):
+    if not stage_alone and (evidence.stages_of(around) or []).count(folder.resolve().name):
         raise InputError(f"{folder} is one stage of the run in {around}; give that folder, which states both")
-    stages = record.read_stages(folder)
+    stages = evidence.stages_of(folder)
     inside = folder if stages is None else run_dir.require(folder / stages[-1])
     return folder, inside, _saved_config(inside)
 

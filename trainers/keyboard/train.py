@@ -31,7 +31,7 @@ from jax.sharding import Mesh
 import accounting
 from accounting import evidence, record
 from jaxpriv import keys, participation, sharding
-from trainers.common import checkpoint, entropy, manifest, metrics, processes, progress, run_dir
+from trainers.common import checkpoint, entropy, manifest, metrics, processes, progress, run_dir, statements
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
 from trainers.keyboard import batches, checks, compose, corpus, evaluate, model, plan, pretrain
@@ -86,6 +86,7 @@ class Run:
         self.dimension = model.num_params(self.sizes)
         checks.require_memory(config, self.sizes, self.dimension)
         self.initial: model.Params | None = None  # None: initial values of the seed
+        self.stated_in = [folder]  # whose statements count this run's rounds
         self.plan = plan.make(
             config,
             population=data.num_clients,
@@ -262,9 +263,10 @@ class Run:
                     raise KeyboardInterrupt
                 began = time.perf_counter()
                 state, reporters, failed = self.next_cohort(state, t)
-                log.append(
-                    t, [self.data.ids[i] for i in reporters], failed=[self.data.ids[i] for i in failed]
-                )
+                ids, lost = ([self.data.ids[i] for i in devices] for devices in (reporters, failed))
+                if log.append(t, ids, failed=lost):
+                    for place in self.stated_in:  # an earlier stop's statement does not count this round
+                        statements.withdraw(place)
                 state, info = self.advance(state, reporters)
                 label = {} if self.plan.mechanism else {"covered_by_guarantee": False}
                 released.write(round=t, **info.released._asdict(), **label)

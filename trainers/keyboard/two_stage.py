@@ -21,7 +21,7 @@ from typing import Any
 from accounting import evidence, record, reporting
 from trainers.common import manifest, metrics, plots, run_dir
 from trainers.common.errors import InputError
-from trainers.keyboard import corpus, pretrain, session
+from trainers.keyboard import corpus, pretrain, session, stated
 from trainers.keyboard.config import Config
 from trainers.keyboard.train import Run
 
@@ -53,7 +53,7 @@ def train(
     if not config.resume:
         run_dir.create(folder)
     elif (folder / record.MECHANISM_FILE).exists() or (
-        (folder / "config.json").exists() and record.read_stages(folder) != list(STAGES)
+        (folder / "config.json").exists() and evidence.stages_of(folder) != list(STAGES)
     ):
         # Stages added to it would spend on the same devices, and its own statement would not count them.
         raise InputError(f"{folder} is not a run in two stages; choose another --run-dir")
@@ -64,16 +64,18 @@ def train(
         record.write_stages(folder, STAGES)
         manifest.write(folder, command="jaxpriv keyboard train", config=config, digests=data.digests)
     baseline = session.ngram_scores(data, folder, config.evaluation_examples)
-    with session.stated_when_stopped([folder]):
+    with stated.when_stopped([folder]):
+        runs[""].stated_in.append(folder)
         _, searched = session.train_runs(search, runs, baseline)
         norm = clip_norm(folder / STAGES[0])
         proper = dataclasses.replace(proper, clip_norm=norm)
         again = session.make_runs(proper, data, first_stage, notes=(SECOND,))
         for run in again.values():
             run.initial = runs[""].initial
+        again[""].stated_in.append(folder)
         result, text = session.train_runs(proper, again, baseline)
 
-    statement = session.write_statement(folder)
+    statement = stated.write(folder)
     _draw(folder, norm)
     composed = {name: statement.data[name] for name in ("rho", "epsilon", "delta")}
     lines = [

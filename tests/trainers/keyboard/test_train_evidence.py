@@ -143,7 +143,7 @@ def test_a_run_that_stops_states_what_it_released(tmp_path, monkeypatch, capsys)
         assert cli.main(["keyboard", *toy.argv(config)]) == 2
     folder = tmp_path / "run"
     said = one_line(capsys)
-    assert f"can never be filled; 3 rounds are released, and {folder / 'privacy.md'} states" in said
+    assert f"can never be filled; {folder / 'privacy.md'} states what was released so far (3 rounds)" in said
     stated = json.loads((folder / "privacy.json").read_text())
     assert stated == reporting.report(folder).data
     assert stated["observed"]["num_rounds"] == 3
@@ -158,8 +158,22 @@ def test_a_run_that_stops_states_what_it_released(tmp_path, monkeypatch, capsys)
             == 130
         )
     said = one_line(capsys)
-    assert "interrupted; 3 rounds are released" in said
+    assert "privacy.md states what was released so far (3 rounds)" in said
     assert "--resume goes on" in said
+
+    def killed(run, state, reporters):
+        """The statement of three rounds is gone before the fourth is released."""
+        if record.read_participation(run.folder).num_rounds == 4:
+            assert not list(folder.glob("privacy.*"))
+            raise SystemExit
+        assert (folder / "privacy.json").exists()
+        return real_advance(run, state, reporters)
+
+    real_advance = Run.advance
+    monkeypatch.setattr(Run, "advance", killed)
+    with pytest.raises(SystemExit):
+        session.train(toy.config(tmp_path, insecure_noise_seed=None, resume=True))
+    assert json.loads((folder / "privacy.json").read_text())["observed"]["num_rounds"] == 4
 
 
 def test_a_run_that_stops_before_its_first_round_has_nothing_to_state(tmp_path, monkeypatch, capsys):

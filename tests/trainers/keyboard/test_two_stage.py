@@ -115,6 +115,21 @@ def test_a_second_stage_that_lost_rounds_is_not_stated(whole, tmp_path, capsys):
         exported.load(folder)
 
 
+def test_a_stage_is_not_stated_alone_where_the_list_of_stages_is_lost(whole, tmp_path):
+    folder = shutil.copytree(whole[0].run_dir, tmp_path / "run")
+    (folder / "stages.json").unlink()
+    for act in (
+        lambda: exported.export(folder / "stage2", tmp_path / "m.safetensors"),
+        lambda: accounting.report(folder / "stage2"),
+        lambda: accounting.report(folder),
+        lambda: session.evaluate_run(settings.EvaluateConfig(run_dir=str(folder))),
+    ):
+        with pytest.raises(
+            ValueError, match=r"stages.json is missing, and .*config.json is of a run in stages"
+        ):
+            act()
+
+
 def test_a_search_that_lost_its_last_estimate_sets_no_clip_norm(whole, tmp_path):
     folder = shutil.copytree(pathlib.Path(whole[0].run_dir) / "stage1", tmp_path / "stage1")
     path = folder / "metrics.jsonl"
@@ -196,11 +211,11 @@ def test_a_run_killed_in_either_stage_goes_on_to_the_same_bits(whole, tmp_path, 
         session.train(made)
     monkeypatch.undo()
     so_far = accounting.report(made.run_dir).data
+    assert json.loads((tmp_path / "run" / "privacy.json").read_text()) == so_far
     if killed[0] == "stage1":
         assert any("stage2 has not begun" in note for note in so_far["notes"])
         assert "same run" not in so_far["sentence"]  # nothing of it was released
     assert so_far["rho"] < whole[1][0]["rho"]
-    assert json.loads((tmp_path / "run" / "privacy.json").read_text()) == so_far
     result, _ = session.train(config(tmp_path, resume=True))
     assert result["clip_norm"] == whole[1][0]["clip_norm"]
     assert result["rho"] == whole[1][0]["rho"]
