@@ -86,7 +86,7 @@ def test_a_statement_lies_where_the_accountant_looks(tmp_path):
         accounting.PureDP(epsilon=1.0, adjacency="replace-one", unit="sentence"), delta=0.0
     )
     for name in ("a.parquet", "a.safetensors"):
-        (tmp_path / name).write_bytes(b"x")
+        (tmp_path / name).write_bytes((2).to_bytes(8, "little") + b"{}")  # of safetensors, the smallest
         statements.write(said, tmp_path / name)
         assert (tmp_path / f"{name}.privacy.md").read_text() == said.markdown()
         assert accounting.report(tmp_path / name).data == said.data
