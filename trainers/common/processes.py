@@ -14,11 +14,17 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from trainers.common import last_words
 from trainers.common.errors import InputError
 from trainers.common.host_arrays import from_host, to_host
 
 T = TypeVar("T")
 _MOST = 10_000
+_HEARTBEAT = 25  # seconds without a sign of life, after which a process counts as gone
+_PATIENCE = 7 * 24 * 3600  # seconds that one waits for the others at the end: as long as an evaluation takes
+ENDED = "another process of this run has ended; start all of them again with --resume"
+# What the collectives, and JAX's coordination of the processes, say when a process is gone.
+_GONE = re.compile(r"Gloo|NCCL|[Cc]oordination|[Bb]arrier|UNAVAILABLE")
 
 
 def check(coordinator: str | None, num_processes: int, process_id: int) -> None:
@@ -50,7 +56,11 @@ def start(coordinator: str, num_processes: int, process_id: int) -> None:
     """
     try:
         jax.distributed.initialize(
-            coordinator_address=coordinator, num_processes=num_processes, process_id=process_id
+            coordinator_address=coordinator,
+            num_processes=num_processes,
+            process_id=process_id,
+            heartbeat_timeout_seconds=_HEARTBEAT,
+            shutdown_timeout_seconds=_PATIENCE,
         )
     except RuntimeError as error:
         reason = (str(error).splitlines() or [""])[0]
@@ -58,6 +68,7 @@ def start(coordinator: str, num_processes: int, process_id: int) -> None:
             f"process {process_id} of {num_processes} found no group at {coordinator} ({reason}); start all of them "
             "within five minutes, with the same --coordinator"
         ) from error
+    last_words.install(ENDED)
 
 
 def is_first() -> bool:
@@ -110,3 +121,28 @@ def together() -> Iterator[None]:
         raise problem
     if stopped:
         raise InputError("another process of this run stopped; its message says why")
+
+
+@contextlib.contextmanager
+def ending_together() -> Iterator[None]:
+    """A part during which every process sees soon that another has ended, and how it ends itself.
+
+    An `InputError` is raised by all of them alike. Any other error is one's own: the others wait for this process, so
+    it ends at once when its message is out, without the usual farewell, and they see that it is gone.
+
+    Raises:
+      InputError: another process is gone.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except BaseException as error:
+        if jax.process_count() == 1:
+            raise
+        if isinstance(error, (ValueError, RuntimeError)) and _GONE.search(str(error)):
+            last_words.leave_at_exit(2)
+            raise InputError(ENDED) from error
+        bug = not isinstance(error, (KeyboardInterrupt, ValueError, OSError, MemoryError))
+        last_words.leave_at_exit(130 if isinstance(error, KeyboardInterrupt) else 1 if bug else 2)
+        raise

@@ -40,6 +40,7 @@ def main(argv: list[str]) -> int:
     else:
         command.prepare_devices(None)
     command.keep_compilations()
+    from trainers.common import processes
     from trainers.keyboard import features, session
 
     run = {
@@ -51,7 +52,8 @@ def main(argv: list[str]) -> int:
         "rescore": features.rescore,
         "export": features.export,
     }[name]
-    result, text = run(config)
+    with processes.ending_together():
+        result, text = run(config)
     command.finish(result, as_json=config.json, text=text)  # pyright: ignore[reportAttributeAccessIssue]
     return 0
 
