@@ -158,12 +158,16 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
-    """Score the newest checkpoint of a run on test clients."""
+    """Score the newest checkpoint of a run, or an exported model, on test clients."""
 
     run_dir: str = "runs/keyboard"
-    """Folder of the run."""
+    """Folder of the run, or a file that `keyboard export` wrote (with --data)."""
     data: str | None = None
     """Score on the test clients of this file instead of the run's own."""
+    client_field: str | None = None
+    """With --data: field that holds the client's id; None: as the run's own data has it, else client_id."""
+    text_field: str | None = None
+    """With --data: field that holds the text; None: as the run's own data has it, else text."""
     json: bool = False
     """Print one JSON object as the last line of standard output; everything else goes to standard error."""
 

@@ -14,7 +14,7 @@ from accounting import PrivacyStatement, evidence, record, reporting
 from trainers.common import checkpoint, files, metrics, processes, run_dir
 from trainers.common.errors import InputError
 from trainers.common.vocabulary import Vocabulary
-from trainers.keyboard import checks, corpus, model, ngram, pictures, pretrain, stated
+from trainers.keyboard import checks, corpus, model, ngram, pictures, pretrain, released, stated
 from trainers.keyboard import evaluate as scoring
 from trainers.keyboard.config import DEMO, PRESETS, CompareConfig, Config, EvaluateConfig
 from trainers.keyboard.train import FREE, Outcome, Run, model_sizes
@@ -294,10 +294,13 @@ def saved_ngram(folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
-    """Scores the newest checkpoint of a run on its test clients, or on those of another file."""
+    """Scores the newest checkpoint of a run on its test clients, or on those of another file, as also an exported
+    model."""
+    if pathlib.Path(config.run_dir).is_file():
+        return _evaluate_file(config)
     found = trained(config.run_dir)
     examples = (
-        corpus.test_examples(config.data, found.vocabulary, found.config)
+        corpus.test_examples(config.data, found.vocabulary, _fields(config, found.config))
         if config.data
         else corpus.load(found.config).test
     )
@@ -306,6 +309,28 @@ def evaluate_run(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
     result = _result(found.config, found.run, scores, baseline, reporting.report(found.run), None)
     label = f"{_label(found.config)}, round {found.rounds} of {found.config.rounds}"
     return result, f"{table({label: scores._asdict()})}\n{NOT_COVERED}"
+
+
+def _evaluate_file(config: EvaluateConfig) -> tuple[dict[str, Any], str]:
+    """The same of a model that `keyboard export` wrote, which brings no clients along."""
+    if config.data is None:
+        raise InputError(f"{config.run_dir} holds no clients to score on; give --data FILE")
+    model_file = released.load(config.run_dir)
+    examples = corpus.test_examples(config.data, model_file.vocabulary, _fields(config, DEMO))
+    scores = scoring.evaluate(model_file.params, examples, model_file.sizes)
+    path, statement = pathlib.Path(config.run_dir), PrivacyStatement(model_file.statement)
+    result = _result(DEMO, path, scores, None, statement, None)
+    result["simulation"] = bool(statement.data.get("simulation"))
+    label = f"{path.name}, after {model_file.rounds} rounds"
+    return result, f"{table({label: scores._asdict()})}\n{NOT_COVERED}"
+
+
+def _fields(config: EvaluateConfig, settings: Config) -> Config:
+    """`settings` with the fields of --data that were given."""
+    given = {name: getattr(config, name) for name in ("client_field", "text_field")}
+    return dataclasses.replace(
+        settings, **{name: value for name, value in given.items() if value is not None}
+    )
 
 
 class Trained(NamedTuple):

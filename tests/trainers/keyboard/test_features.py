@@ -308,8 +308,21 @@ def test_export_and_the_commands_that_use_it(run, tmp_path, capsys, monkeypatch)
     assert "completions" in json.loads(shown.splitlines()[-1])
     _, shown = command(capsys, "rescore", "--run-dir", out, "--text", "we ser tea", "--json")
     assert json.loads(shown.splitlines()[-1])["rescored"][0]["rescored"] == ["we", "see", "tea"]
-    with pytest.raises(InputError, match="no clients"):
-        cli.main(["compose", "--run-dir", str(out)])
+    for name in ("compose", "evaluate"):
+        with pytest.raises(InputError, match=r"holds no clients.*--data"):
+            cli.main([name, "--run-dir", str(out)])
+    other = toy.write_clients(tmp_path / "other.jsonl", clients=40, seed=3)
+    renamed = tmp_path / "renamed.jsonl"
+    renamed.write_text(other.read_text().replace('"text"', '"said"').replace('"client_id"', '"who"'))
+    fields = ("--data", renamed, "--client-field", "who", "--text-field", "said")
+    scored = [
+        json.loads(command(capsys, "evaluate", "--run-dir", where, *data, "--json")[1].splitlines()[-1])
+        for where in (run.run_dir, out)
+        for data in (("--data", other), fields)
+    ]
+    for result in scored:  # the same whether from the folder or the file, however the fields are called
+        assert result | {"run_dir": ""} == scored[0] | {"run_dir": ""}
+    assert scored[-1]["run_dir"] == str(out)
 
 
 def test_completions_are_counted_by_round_beside_rho(run):
