@@ -27,6 +27,7 @@ from trainers.common.host_arrays import from_host, is_key, to_host
 
 T = TypeVar("T")
 ARRAYS, FACTS, DIGESTS = "arrays", "facts.json", "digests.json"
+_ONE_AT_A_TIME = threading.Lock()  # orbax fails where two threads save at once: runs side by side do
 
 
 def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
@@ -102,7 +103,9 @@ def save(folder: files.PathLike, step: int, tree: Any, *, facts: dict[str, Any],
         for left_over in root.glob(".aside-*"):
             shutil.rmtree(left_over, ignore_errors=True)
         aside.mkdir(mode=0o700)
-    ocp.save(str(aside / ARRAYS), {_file_name(name): to_host(leaf) for name, leaf in _named_leaves(tree)})
+    arrays = {_file_name(name): to_host(leaf) for name, leaf in _named_leaves(tree)}
+    with _ONE_AT_A_TIME:
+        ocp.save(str(aside / ARRAYS), arrays)
     if not first:
         return
     with files.atomic_write(aside / FACTS) as file:
@@ -151,7 +154,8 @@ def load(folder: files.PathLike, step: int, like: T, *, under: str = "") -> T:
     place = pathlib.Path(folder, str(step)).resolve()
     if not is_whole(folder, step):
         raise InputError(f"checkpoint {place} is incomplete or damaged; remove it to use an older one")
-    arrays = ocp.load(str(place / ARRAYS))
+    with _ONE_AT_A_TIME:
+        arrays = ocp.load(str(place / ARRAYS))
     expected = {_file_name(under + name): leaf for name, leaf in _named_leaves(like)}
     if {name for name in arrays if name.startswith(_file_name(under))} != set(expected):
         raise InputError(

@@ -1,8 +1,10 @@
 """Checkpoints: exact, private, never half of one."""
 
+import concurrent.futures
 import shutil
 import signal
 import stat
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -117,3 +119,17 @@ def test_an_interrupt_waits_until_the_checkpoint_is_whole(tmp_path, monkeypatch)
             checkpoint.save(tmp_path, 7, state(1.5), facts={})
     assert signal.getsignal(signal.SIGINT) is before
     assert bits(checkpoint.load(tmp_path, 7, state(0.0))) == bits(state(1.5))
+
+
+def test_runs_side_by_side_save_at_the_same_moment(tmp_path):
+    start = threading.Barrier(3)
+
+    def run(number):
+        for step in range(5):
+            start.wait(10)
+            checkpoint.save(tmp_path / str(number), step, state(float(number)), facts={})
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        list(pool.map(run, range(3)))
+    for number in range(3):
+        assert bits(checkpoint.load(tmp_path / str(number), 4, state(9.0))) == bits(state(float(number)))
