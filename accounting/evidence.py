@@ -99,7 +99,7 @@ def checked_record(run_dir: PathLike) -> tuple[record.RunRecord, record.Particip
     held = record.read_participation(folder).num_rounds if log.exists() else 0
     raise ValueError(
         f"{log} holds {held} of {most.rounds} rounds that were released, as {most.file} shows: it has lost rounds, "
-        "and what leaves them out must not be stated; restore it"
+        "and what leaves them out must not be stated; restore it, or account for every planned round (account tree)"
     )
 
 
