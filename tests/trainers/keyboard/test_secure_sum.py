@@ -282,7 +282,7 @@ def test_a_run_with_the_clients_noise_is_stated(tmp_path):
             "--clip fixed",
         ),
         ({"secure_aggregation": "secagg", "secagg_bits": 4}, "--secagg-bits 4"),
-        ({"secure_aggregation": "secagg", "secagg_bits": 33}, "--secagg-bits 33"),
+        ({"secure_aggregation": "secagg", "secagg_bits": 33}, "--secagg-bits must be at most 32"),
         ({"secure_aggregation": "secagg", "secagg_bits": 6, "noise_multiplier": 5.0}, "take more bits"),
         (
             {
