@@ -18,10 +18,13 @@
 
 # %%
 import importlib.util
+import pathlib
 
-if importlib.util.find_spec("jaxpriv") is None:
-    # %pip install -q jaxpriv
-    print("installed jaxpriv; the jax that was here stays")
+found = importlib.util.find_spec("jaxpriv")
+if found is None or found.origin is None:  # a folder of that name beside the notebook is no package
+    # The project's folder, cloned or uploaded beside this notebook, or around it; the jax that is here stays.
+    source = next(p for p in ("jaxpriv", ".", "..") if pathlib.Path(p, "pyproject.toml").exists())
+    # %pip install -q ./{source}
 
 # %%
 import os
@@ -154,7 +157,7 @@ run = accounting.TreeAggregation(
 )
 print("squared sensitivity", accounting.squared_sensitivity(run), " rho", accounting.rho(run))
 print("epsilon at delta 1e-6:", accounting.epsilon(run, delta=1e-6), "for one such run")
-# All of them used the same devices: they add up.
+# All the tree runs used the same devices: they add up (the run with independent noise would come on top).
 together = accounting.compose([run] * num_tree_runs, delta=1e-6)
 print(f"epsilon of all {num_tree_runs} tree runs so far:", together.epsilon)
 print(accounting.statement(run, delta=1e-6, clip_norm=MAX_NORM, report_goal=REPORT_GOAL).sentence)

@@ -17,10 +17,13 @@
 
 # %%
 import importlib.util
+import pathlib
 
-if importlib.util.find_spec("jaxpriv") is None:
-    # %pip install -q jaxpriv
-    print("installed jaxpriv; the jax that was here stays")
+found = importlib.util.find_spec("jaxpriv")
+if found is None or found.origin is None:  # a folder of that name beside the notebook is no package
+    # The project's folder, cloned or uploaded beside this notebook, or around it; the jax that is here stays.
+    source = next(p for p in ("jaxpriv", ".", "..") if pathlib.Path(p, "pyproject.toml").exists())
+    # %pip install -q ./{source}
 
 # %%
 import os
