@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
@@ -44,6 +45,15 @@ def require(path: files.PathLike, command: str = "") -> pathlib.Path:
         raise InputError(f"{folder} is not the folder of a run (no config.json); check --run-dir")
     require_command(folder, command)
     return folder
+
+
+def resumes(path: files.PathLike, asked: bool) -> bool:
+    """Whether a run is to go on, as `--resume` asked; where no folder is, or an empty one, one starts, and says so."""
+    folder = pathlib.Path(path)
+    if asked and (not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))):
+        print(f"jaxpriv: nothing was written to {folder} before; starting anew", file=sys.stderr)
+        return False
+    return asked
 
 
 def never_began(path: files.PathLike, command: str) -> bool:

@@ -1,5 +1,6 @@
-"""safetensors files: named arrays and text beside them."""
+"""safetensors files: named arrays and text beside them. The same contents make the same bytes."""
 
+import json
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,7 +13,15 @@ def write(path: files.PathLike, arrays: Mapping[str, np.ndarray], metadata: dict
     from safetensors.numpy import save
 
     with files.atomic_write(path, "wb") as file:
-        file.write(save(dict(arrays), metadata=metadata))
+        file.write(_in_order(save(dict(arrays), metadata=metadata)))
+
+
+def _in_order(whole: bytes) -> bytes:
+    """The same file with the names in its header sorted: the package writes metadata in a random order."""
+    end = 8 + int.from_bytes(whole[:8], "little")
+    header = json.dumps(json.loads(whole[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # the arrays begin at a multiple of 8
+    return len(header).to_bytes(8, "little") + header + whole[end:]
 
 
 def read(path: files.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:

@@ -76,7 +76,7 @@ def start(config: Config, command: str, parts: Sequence[str]) -> Started:
     """
     check(config)
     folder = pathlib.Path(config.run_dir)
-    begun = config.resume and (folder / "config.json").is_file()
+    begun = run_dir.resumes(folder, config.resume) and (folder / "config.json").is_file()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--run-dir {folder} is a file; give a folder")
     if folder.is_dir() and any(folder.iterdir()) and not config.resume:

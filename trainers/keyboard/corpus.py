@@ -4,12 +4,13 @@ import dataclasses
 import os
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt64
 
 from trainers.common import docstrings, files, readers
 from trainers.common.errors import InputError
 from trainers.common.packed import ClientData
 from trainers.common.vocabulary import Vocabulary
+from trainers.keyboard import overlap
 from trainers.keyboard.config import Config
 
 EMBEDDED = "docstrings"
@@ -26,6 +27,8 @@ class Corpus:
     public: the same of the public text, or None.
     digests: SHA-256 of data and vocabulary; a resumed run must find them unchanged.
     notes: what reading met, for the operator's log only (it depends on clients' data).
+    lines: of all clients, as `overlap.lines_of` makes them, to tell whether other text is theirs.
+    shared: which lines public text has in common with them, in words, for the operator only.
     """
 
     vocabulary: Vocabulary
@@ -37,6 +40,8 @@ class Corpus:
     public: Int[np.ndarray, "examples width"] | None
     digests: dict[str, str]
     notes: list[str]
+    lines: UInt64[np.ndarray, "lines"]
+    shared: list[str]
 
     @property
     def num_clients(self) -> int:
@@ -55,7 +60,8 @@ def load(config: Config) -> Corpus:
       InputError: a file cannot be used, or nothing usable is in it.
     """
     public = None
-    _require_public(config, "--public", config.public, "or --public none with --vocabulary FILE")
+    remedy = "or --public none with --vocabulary FILE"
+    _require_public(config, "--public", config.public, remedy)
     if EMBEDDED in (config.data, config.public):
         embedded = docstrings.load_default(max_examples_per_client=config.max_examples)
     if config.data == EMBEDDED:
@@ -86,6 +92,9 @@ def load(config: Config) -> Corpus:
             "be on clients never trained on: give each client one split"
         )
     train, test = splits.train, splits.test
+    lines, shared = overlap.lines_of(train.tokens, splits.validation.tokens, test.tokens), []
+    if public is not None:
+        shared = overlap.require_public("--public", config.public, public.tokens, lines, remedy)
     if not test.num_examples or not train.num_examples:
         raise InputError(f"{config.data} has no usable example to train or to test on; check its text field")
     encoded = vocabulary.encode(train.tokens, length)
@@ -102,14 +111,17 @@ def load(config: Config) -> Corpus:
             "vocabulary": vocabulary.digest,
         },
         notes=_notes(train, splits.origin),
+        lines=lines,
+        shared=shared,
     )
 
 
 def share(data: Corpus, process: int, num_processes: int) -> Corpus:
-    """The same with the training text of one process's own clients only, every `num_processes`-th of them."""
+    """The same with the training text of one process's own clients only, every `num_processes`-th of them, and
+    nothing of the others' lines."""
     none = data.train[0][:0].copy()
     own = [rows.copy() if i % num_processes == process else none for i, rows in enumerate(data.train)]
-    return dataclasses.replace(data, train=own)
+    return dataclasses.replace(data, train=own, lines=data.lines[:0])
 
 
 def test_examples(source: str, vocabulary: Vocabulary, config: Config) -> Int[np.ndarray, "examples width"]:
@@ -124,20 +136,25 @@ def test_examples(source: str, vocabulary: Vocabulary, config: Config) -> Int[np
     return vocabulary.encode(splits.test.tokens, config.sequence_length)
 
 
-def pretraining_text(config: Config, vocabulary: Vocabulary) -> tuple[Int[np.ndarray, "examples width"], str]:
-    """The public text of `--pretrain-data`, encoded, and its digest.
+def pretraining_text(
+    config: Config, data: Corpus
+) -> tuple[Int[np.ndarray, "examples width"], str, list[str]]:
+    """The public text of `--pretrain-data`, encoded, its digest, and what it shares with the clients' (as in
+    `Corpus.shared`).
 
     Raises:
       InputError: it cannot be used, or it is the clients' own data.
     """
-    _require_public(config, "--pretrain-data", config.pretrain_data, "or --pretrain-data none")
+    remedy = "or --pretrain-data none"
+    _require_public(config, "--pretrain-data", config.pretrain_data, remedy)
     if config.pretrain_data == EMBEDDED:
         text = docstrings.load_default(max_examples_per_client=config.max_examples).public
     else:
         text = readers.read_texts(
             config.pretrain_data, text_field=config.text_field, skip_bad=config.skip_bad
         )
-    return vocabulary.encode(text.tokens, config.sequence_length), text.digest
+    shared = overlap.require_public("--pretrain-data", config.pretrain_data, text.tokens, data.lines, remedy)
+    return data.vocabulary.encode(text.tokens, config.sequence_length), text.digest, shared
 
 
 def _require_public(config: Config, option: str, source: str, remedy: str) -> None:
@@ -159,7 +176,12 @@ def _splits(source: str, config: Config) -> readers.Splits:
 
 
 def _same_file(a: str, b: str) -> bool:
-    return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)
+    """Whether both are one file, or a copy of it."""
+    if not (os.path.isfile(a) and os.path.isfile(b)):
+        return False
+    return os.path.samefile(a, b) or (
+        os.path.getsize(a) == os.path.getsize(b) and files.digest(a) == files.digest(b)
+    )
 
 
 def _notes(train: ClientData, origin: str) -> list[str]:

@@ -56,11 +56,13 @@ class Start:
     examples: the public text to train on, int32 [rows, sequence_length + 1]; None where a finished model is given.
     params: that model; None where it is still to be trained.
     facts: the settings and digests that it depends on.
+    shared: which lines the text has in common with the clients', in words, for the operator only.
     """
 
     examples: Int[np.ndarray, "rows width"] | None
     params: Params | None
     facts: dict[str, Any]
+    shared: tuple[str, ...] = ()
 
     @property
     def digests(self) -> dict[str, str]:
@@ -69,11 +71,12 @@ class Start:
 
     @property
     def note(self) -> str:
-        """For the statement."""
+        """For the statement. How many lines the text shares with the clients' is not said: that depends on theirs."""
         text, epochs = self.facts["digests"]["text"], self.facts["settings"]["pretrain_epochs"]
         return (
-            f"the starting parameters come from public text alone (SHA-256 {text}, {epochs:g} epochs); no device's "
-            "text was trained on before the first round"
+            "the starting parameters come from text alone that was given as public (SHA-256 "
+            f"{text}, {epochs:g} epoch{'' if epochs == 1 else 's'}); what of it is a device's own text is not covered, "
+            "and no other text of a device was trained on before the first round"
         )
 
 
@@ -86,7 +89,7 @@ class State(NamedTuple):
     loss: Float[Array, ""]
 
 
-def prepare(config: Config, vocabulary: Vocabulary, sizes: ModelConfig) -> Start | None:
+def prepare(config: Config, data: corpus.Corpus, sizes: ModelConfig) -> Start | None:
     """Reads the public text, or the finished model, that `config` names; None where it names none.
 
     Raises:
@@ -97,13 +100,13 @@ def prepare(config: Config, vocabulary: Vocabulary, sizes: ModelConfig) -> Start
             "--pretrain-data trains a starting model and --initial-model gives one; leave one out"
         )
     if config.initial_model != "none":
-        return read_model(config.initial_model, vocabulary, sizes)
+        return read_model(config.initial_model, data.vocabulary, sizes)
     if config.pretrain_data == "none":
         return None
     for name in ("pretrain_epochs", "pretrain_learning_rate", "pretrain_batch_size"):
         if not 0 < getattr(config, name) < float("inf"):
             raise InputError(f"--{name.replace('_', '-')} must be above 0, got {getattr(config, name)}")
-    examples, digest = corpus.pretraining_text(config, vocabulary)
+    examples, digest, shared = corpus.pretraining_text(config, data)
     examples = examples[(examples[:, 1:] != PAD).any(1)]
     if len(examples) < 2:
         raise InputError(f"{config.pretrain_data} has fewer than two usable examples to pretrain on")
@@ -113,9 +116,8 @@ def prepare(config: Config, vocabulary: Vocabulary, sizes: ModelConfig) -> Start
             "count; lower it"
         )
     settings = {name: getattr(config, name) for name in _SETTINGS}
-    return Start(
-        examples, None, {"settings": settings, "digests": {"text": digest, "vocabulary": vocabulary.digest}}
-    )
+    digests = {"text": digest, "vocabulary": data.vocabulary.digest}
+    return Start(examples, None, {"settings": settings, "digests": digests}, tuple(shared))
 
 
 def run(config: Config, start: Start, sizes: ModelConfig, held_out, folder: pathlib.Path) -> Params:
@@ -264,7 +266,7 @@ def read_model(where: str, vocabulary: Vocabulary, sizes: ModelConfig) -> Start:
 
 
 def _save(path: pathlib.Path, params: Params, facts: dict[str, Any]) -> None:
-    about = {FORMAT: json.dumps(metrics.plain(facts), sort_keys=True)}  # one entry: their order is random
+    about = {FORMAT: json.dumps(metrics.plain(facts), sort_keys=True)}
     tensors.write(path, {name: np.asarray(value) for name, value in params.items()}, about)
 
 

@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import json
 import pathlib
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -51,6 +52,7 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     folder = pathlib.Path(config.run_dir)
     with processes.together():
         _require_one_process(config)
+        config = dataclasses.replace(config, resume=run_dir.resumes(folder, config.resume))
         anew = config.resume and _never_began(folder)
         if config.resume and not anew and not (folder / pretrain.FOLDER / "config.json").is_file():
             run_dir.require(folder, "keyboard")
@@ -59,7 +61,9 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
             run_dir.require_same_settings(saved, config, free=FREE, presets=PRESETS, where=where)
         checks.check(config)
         data = corpus.load(config)
-        first_stage = pretrain.prepare(config, data.vocabulary, model_sizes(config, data.vocabulary))
+        first_stage = pretrain.prepare(config, data, model_sizes(config, data.vocabulary))
+        if first_stage is not None:
+            data = dataclasses.replace(data, shared=[*data.shared, *first_stage.shared])
     # The folder too: all of them write one checkpoint.
     if not processes.all_same(
         json.dumps([run_dir.settings(config, FREE), data.digests, str(folder.resolve())], sort_keys=True)
@@ -68,6 +72,8 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
             "the processes of this run have different settings, data, words or --run-dir; give all of them the same, "
             "but for --process-id"
         )
+    if data.shared and processes.is_first():
+        print(f"jaxpriv keyboard: {'; '.join(data.shared)}", file=sys.stderr)
     if anew and processes.is_first():  # of whatever data it was
         (folder / NGRAM_FILE).unlink(missing_ok=True)
     if config.clip == "two_stage":

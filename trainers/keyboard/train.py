@@ -154,6 +154,8 @@ class Run:
             run_dir.require_same(saved[what], now[what], where=where, what=what)
         recorded, _ = evidence.checked_record(self.folder)
         recorded = metrics.plain(dataclasses.asdict(recorded))
+        # The notes stay those that the run began with, which another version may word otherwise.
+        self.facts["mechanism"]["notes"] = now["mechanism"]["notes"] = recorded["notes"]
         run_dir.require_same(
             recorded, now["mechanism"], where=self.folder / record.MECHANISM_FILE, what="mechanism"
         )
@@ -192,7 +194,8 @@ class Run:
         if not resuming:
             self.save(0, state)
             if processes.is_first():
-                manifest.write(folder, command=COMMAND, config=self.config, digests=self.facts["digests"])
+                facts = {"digests": self.facts["digests"], "shared_lines": self.data.shared}
+                manifest.write(folder, command=COMMAND, config=self.config, **facts)
         if self.mesh is not None:
             state = state._replace(round=sharding.replicate(state.round, self.mesh))
         return int(first), state

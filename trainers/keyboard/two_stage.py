@@ -62,7 +62,8 @@ def train(
     session.pretrain_into(folder, config, data, first_stage, runs)
     if not (folder / "config.json").exists():
         record.write_stages(folder, STAGES)
-        manifest.write(folder, command="jaxpriv keyboard train", config=config, digests=data.digests)
+        facts = {"digests": data.digests, "shared_lines": data.shared}
+        manifest.write(folder, command="jaxpriv keyboard train", config=config, **facts)
     baseline = session.ngram_scores(data, folder, config.evaluation_examples)
     with stated.when_stopped([folder]):
         runs[""].stated_in.append(folder)

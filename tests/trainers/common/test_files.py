@@ -14,7 +14,7 @@ import pytest
 
 from tests import notebooks
 from trainers import cli
-from trainers.common import command, entropy, files, metrics
+from trainers.common import command, entropy, files, metrics, tensors
 from trainers.common.errors import InputError
 
 ROOT = notebooks.COLAB.parent
@@ -33,6 +33,25 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         fail()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_the_same_tensors_make_the_same_bytes(tmp_path):
+    """Whatever the order in which names come; a checksum tells whether two models are one."""
+    arrays = {
+        "b": np.arange(3, dtype=np.float32),
+        "a": np.ones((2, 5), np.float32),
+        "c": np.zeros(1, np.int8),
+    }
+    about = {f"name {i}": f"wärter {i}" for i in range(9)}
+    tensors.write(tmp_path / "one", arrays, about)
+    tensors.write(tmp_path / "two", dict(reversed(arrays.items())), dict(reversed(about.items())))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    found, said = tensors.read(tmp_path / "one")
+    assert said == about
+    assert found.keys() == arrays.keys()
+    for name, value in arrays.items():
+        np.testing.assert_array_equal(found[name], value)
+        assert found[name].dtype == value.dtype
 
 
 def test_secrets_can_be_written_for_the_owner_only(tmp_path):

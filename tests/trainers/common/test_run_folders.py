@@ -81,6 +81,20 @@ def test_a_run_that_never_began_is_told_from_others(tmp_path):
     assert not run_dir.never_began(tmp_path / "empty", "translation train")
 
 
+def test_going_on_where_nothing_was_written_starts(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert not run_dir.resumes(folder, False)
+    assert not capsys.readouterr().err
+    for _ in range(2):  # absent, then empty
+        assert not run_dir.resumes(folder, True)
+        assert capsys.readouterr().err == f"jaxpriv: nothing was written to {folder} before; starting anew\n"
+        folder.mkdir(exist_ok=True)
+    (folder / "letter").touch()
+    assert run_dir.resumes(folder, True)
+    assert not run_dir.resumes(folder, False)
+    assert not capsys.readouterr().err
+
+
 def test_a_statement_lies_where_the_accountant_looks(tmp_path):
     said = accounting.statement(
         accounting.PureDP(epsilon=1.0, adjacency="replace-one", unit="sentence"), delta=0.0

@@ -114,9 +114,8 @@ def sizes_of(made):
 def test_the_statement_names_the_public_text(whole):
     made, _ = whole
     stated = reporting.report(made.run_dir).data
-    vocabulary = Vocabulary.load(pathlib.Path(made.run_dir) / "vocabulary.json")
-    digest = corpus.pretraining_text(made, vocabulary)[1]
-    assert any(digest in note and "public text alone" in note for note in stated["notes"])
+    digest = corpus.pretraining_text(made, corpus.load(made))[1]
+    assert any(digest in note and "text alone that was given as public" in note for note in stated["notes"])
 
 
 @pytest.mark.parametrize("killed", ["in the first stage", "between the stages", "in the second stage"])
@@ -182,10 +181,10 @@ def test_another_run_may_start_from_the_same_public_model(whole, tmp_path):
     again = toy.config(tmp_path, rounds=2, initial_model=str(copy))
     other, _ = session.train(again)
     assert other["perplexity"] == result["perplexity"]  # the same start, cohorts and noise
-    assert any("public text alone" in note for note in reporting.report(again.run_dir).data["notes"])
-    words, sizes = Vocabulary.load(pathlib.Path(made.run_dir) / "vocabulary.json"), sizes_of(made)
-    by_folder = pretrain.prepare(dataclasses.replace(again, initial_model=made.run_dir), words, sizes)
-    assert by_folder.facts == pretrain.prepare(again, words, sizes).facts
+    assert any("given as public" in note for note in reporting.report(again.run_dir).data["notes"])
+    data, sizes = corpus.load(made), sizes_of(made)
+    by_folder = pretrain.prepare(dataclasses.replace(again, initial_model=made.run_dir), data, sizes)
+    assert by_folder.facts == pretrain.prepare(again, data, sizes).facts
     params, facts = pretrain._load(copy)
     pretrain._save(copy, params | {"bias": params["bias"] + 1}, facts)
     with pytest.raises(InputError, match="pretraining model"):

@@ -57,7 +57,8 @@ def test_clients_without_a_usable_example_take_part_and_send_zero(tmp_path):
 
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, capsys):
     config = toy.config(tmp_path, rounds=2)
-    session.train(config)
+    session.train(dataclasses.replace(config, resume=True))  # killed before there was a folder
+    assert "nothing was written to" in capsys.readouterr().err
     folder = tmp_path / "killed"
     for name in ("ngram.json", "mechanism.json"):
         folder.mkdir(exist_ok=True)
