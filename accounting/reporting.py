@@ -21,6 +21,7 @@ from accounting.mechanisms import (
     DistributedDiscreteGaussian,
     MatrixMechanism,
     Mechanism,
+    QuantileEstimation,
     SecureAggregation,
     TreeAggregation,
 )
@@ -354,7 +355,19 @@ def _state(run: _Stated) -> PrivacyStatement:
         exceptions=run.excepted,
         not_covered=[*facts.not_covered, *run.excepted],
         notes=notes,
+        details=_details(facts, parts),
     )
+
+
+def _details(facts: record.RunRecord, parts: Sequence[Mechanism]) -> list[dict[str, Any]]:
+    """Of adaptive clipping, which noise multiplier is whose and what z they come to; nothing where there is one."""
+    if facts.clip["kind"] != "adaptive":
+        return [{} for _ in parts]
+    bits = [isinstance(part, QuantileEstimation) for part in parts]
+    return [
+        {"noise_on": "bits" if own else "updates", "whole_noise_multiplier": facts.noise_multiplier}
+        for own in bits
+    ]
 
 
 def _state_together(runs: Sequence[_Stated]) -> PrivacyStatement:
@@ -368,12 +381,21 @@ def _state_together(runs: Sequence[_Stated]) -> PrivacyStatement:
         raise ValueError(
             f"the runs state different deltas, {', '.join(f'{d:g}' for d in deltas)}: report them apart"
         )
-    parts, notes, excepted, not_covered = [], [f"{len(runs)} runs over the same devices, composed"], [], []
+    parts, details, excepted, not_covered = [], [], [], []
+    notes = [f"{len(runs)} runs over the same devices, composed"]
     deployed = {}
     for run in runs:
         one = _state(run)
         _require_no_less(run.folder, one)
-        parts += run.facts.mechanisms(run.log.num_rounds)
+        own = run.facts.mechanisms(run.log.num_rounds)
+        settings = {
+            "part": run.where,
+            "clip_norm": run.facts.clip["norm"],
+            "clip_adapts": run.facts.clip["kind"] == "adaptive",
+            "report_goal": run.facts.report_goal,
+        }
+        parts += own
+        details += [settings | more for more in _details(run.facts, own)]
         notes += [f"{run.where} alone: {one.sentence}", *run.notes]
         deployed[run.where] = one.data["deployment"]
         excepted += run.excepted
@@ -388,6 +410,7 @@ def _state_together(runs: Sequence[_Stated]) -> PrivacyStatement:
         exceptions=exceptions,
         not_covered=list(dict.fromkeys([*not_covered, *exceptions])),
         notes=notes,
+        details=details,
     )
 
 

@@ -128,6 +128,7 @@ def statement(
     notes: Sequence[str] = (),
     alternatives: Sequence[Sequence[Mechanism]] = (),
     approximation: float = 0.0,
+    details: Sequence[Mapping[str, Any]] = (),
 ) -> PrivacyStatement:
     """States what the mechanisms guarantee together.
 
@@ -146,6 +147,9 @@ def statement(
         of any, so that they hold for every unit.
       approximation: the part of delta that goes to draws which are only near their exact laws; epsilon is that of
         the exact laws at the rest of delta.
+      details: for each mechanism what else its reader should know: "part" (which run or stage it is of), its
+        "clip_norm" and "report_goal", whose noise its multiplier is ("noise_on": updates, bits) and that of the
+        "whole_noise_multiplier" that the release of both comes to.
     """
     parts = [mechanisms] if not isinstance(mechanisms, Sequence) else list(mechanisms)
     if not 0 <= approximation <= delta:
@@ -175,7 +179,9 @@ def statement(
         "delta": found.delta,
         "epsilon_printed": round_up(found.epsilon),
         "conversion": found.how,
-        "mechanisms": [describe(m) for m in parts],
+        "mechanisms": [
+            describe(m) | dict(more) for m, more in zip(parts, details or [{}] * len(parts), strict=True)
+        ],
         **({"alternatives": [[describe(m) for m in one] for one in alternatives]} if alternatives else {}),
         **({"approximation": approximation} if approximation else {}),
         "clip_norm": clip_norm,

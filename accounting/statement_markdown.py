@@ -85,12 +85,20 @@ def render(data: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+_WHOSE = {
+    "updates": " of the updates",
+    "bits": " of the clip bits (each +-1/2)",
+}
+_WHOLE = "z of the whole release (updates and bits together, 1/z^2 is the sum of theirs)"
+
+
 def _general(value: float | None) -> str | None:
     return None if value is None else f"{value:g}"
 
 
 def _mechanism(mechanism: Mapping[str, Any], number: Any) -> Sequence[str]:
-    title = ["", f"## Mechanism: {mechanism['kind']}", ""][1:]
+    part = f" ({mechanism['part']})" if "part" in mechanism else ""
+    title = [f"## Mechanism{part}: {mechanism['kind']}", ""]
     if mechanism["kind"] == "PureDP":
         law = "epsilon^2 / 8 (exponential mechanism)" if mechanism["bounded_range"] else "epsilon^2 / 2"
         return [
@@ -100,9 +108,10 @@ def _mechanism(mechanism: Mapping[str, Any], number: Any) -> Sequence[str]:
             f"zCDP of one release {law}, together {number(mechanism['rho'])}.",
             "",
         ]
+    whose = _WHOSE.get(mechanism.get("noise_on", ""), "")
     rows = [
         ("Structure", mechanism["structure"]),
-        ("Noise multiplier z", mechanism["noise_multiplier"]),
+        (f"Noise multiplier z{whose}", mechanism["noise_multiplier"]),
         ("Rounds", mechanism["num_rounds"]),
         (
             "Enforced separation",
@@ -116,6 +125,13 @@ def _mechanism(mechanism: Mapping[str, Any], number: Any) -> Sequence[str]:
         ),
         ("zCDP rho", number(mechanism["rho"])),
     ]
+    if "whole_noise_multiplier" in mechanism:
+        rows.insert(2, (_WHOLE, f"{mechanism['whole_noise_multiplier']:.6g}"))
+    if "clip_norm" in mechanism:
+        start = " (at the start: it adapts)" if mechanism.get("clip_adapts") else ""
+        rows.append((f"Clip norm C{start}", f"{mechanism['clip_norm']:g}"))
+    if "report_goal" in mechanism:
+        rows.append(("Report goal (devices a round)", mechanism["report_goal"]))
     names = {
         "completion": "Completion with virtual leaves",
         "count_stddev": "Standard deviation of the noised count of clip bits",

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accounting import _checks, conversions, evidence, record
+from accounting import _checks, conversions, evidence, record, unnoised
 from accounting.mechanisms import PureDP
 from accounting.statement import (
     PrivacyStatement,
@@ -151,7 +151,12 @@ def finished(paths: Sequence[PathLike], claims: Mapping[str, Any]) -> PrivacySta
     Raises:
       ValueError: a statement among several paths, which cannot be composed with them; a claim about one.
     """
-    found = [(path, where) for path in paths if (where := place(path)) is not None]
+    found = []
+    for path in paths:
+        without = unnoised.statement_of(path)
+        where = None if without else place(path)
+        if without or where:
+            found.append((path, where, without))
     if not found:
         return None
     if len(paths) > 1:
@@ -160,7 +165,9 @@ def finished(paths: Sequence[PathLike], claims: Mapping[str, Any]) -> PrivacySta
         )
     if given := [name for name, value in claims.items() if value not in (None, "enforced")]:
         raise ValueError(f"{found[0][0]} has a finished statement: {', '.join(given)} needs a run's folder")
-    path, where = found[0]
+    path, where, without = found[0]
+    if where is None:
+        return without
     statement = read(where)
     if os.path.isdir(path):
         evidence.require_all_stated(path, (statement.data["observed"] or {}).get("num_rounds"))

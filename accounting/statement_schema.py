@@ -48,6 +48,14 @@ _CORRELATED = {
         "sensitivity_is_exact": {"type": "boolean"},
         "sensitivity_how": {"type": "string"},
         "rho": _NUMBER,
+        # Of a statement over several runs or stages: which one, and its settings. Absent where there is one.
+        "part": {"type": "string", "minLength": 1},
+        "clip_norm": _NUMBER,
+        "clip_adapts": {"type": "boolean"},
+        "report_goal": {"type": "integer", "minimum": 1},
+        # With adaptive clipping: whose noise, and the multiplier that updates and bits come to together.
+        "noise_on": {"enum": ["updates", "bits"]},
+        "whole_noise_multiplier": _NUMBER,
     },
 }
 _PURE = {

@@ -75,6 +75,9 @@ def test_release_writes_embeddings_statement_and_ledger(capsys, fitted, letters,
         assert cli.main(["account", "report", str(path), "--json"]) == 0
         assert json.loads(capsys.readouterr().out.splitlines()[-1])["statement"] == statement
 
+    assert cli.main(["account", "report", str(fitted)]) == 2
+    assert "is a fit on public documents" in capsys.readouterr().err
+
     again = tmp_path / "again.parquet"
     status, _, err = run(capsys, *arguments, "--output", again, "--epsilon", 5)
     assert status == 2

@@ -69,6 +69,24 @@ def test_the_headline_is_the_sum_of_both_stages(whole, capsys):
         "QuantileEstimation",
         "TreeAggregation",
     ]
+    searched, bits, kept = stated["mechanisms"]
+    assert [m["part"] for m in stated["mechanisms"]] == ["stage1", "stage1", "stage2"]
+    assert [m["report_goal"] for m in stated["mechanisms"]] == [2, 2, made.report_goal]
+    assert (searched["clip_norm"], kept["clip_norm"]) == (0.3, result["clip_norm"])
+    assert [m.get("noise_on") for m in stated["mechanisms"]] == ["updates", "bits", None]
+    # What the stage was told, of which the two multipliers that ran are the parts.
+    whole_z = json.loads((folder / "stage1" / "mechanism.json").read_text())["noise_multiplier"]
+    assert {m.get("whole_noise_multiplier") for m in (searched, bits)} == {whole_z}
+    shares = sum(m["noise_multiplier"] ** -2 for m in (searched, bits))
+    assert shares**-0.5 == pytest.approx(whole_z)
+    words = (folder / "privacy.md").read_text()
+    for heading in ("(stage1): TreeAggregation", "(stage1): QuantileEstimation", "(stage2): TreeAggregation"):
+        assert f"## Mechanism {heading}" in words
+    assert f"Noise multiplier z of the updates | {searched['noise_multiplier']}" in words
+    assert f"Noise multiplier z of the clip bits (each +-1/2) | {bits['noise_multiplier']}" in words
+    assert f"1/z^2 is the sum of theirs) | {whole_z:.6g}" in words
+    assert f"Clip norm C | {result['clip_norm']:g}" in words
+    assert "Clip norm C (at the start: it adapts) | 0.3" in words
     assert stated["sentence"] in text
     for note in ("stage1 alone", "stage2 alone"):
         assert note in (folder / "privacy.md").read_text()

@@ -1,5 +1,6 @@
 """The table of a comparison: what several trials and several calls come to."""
 
+from trainers.cli import main
 from trainers.translation import report
 
 
@@ -17,6 +18,12 @@ def test_means_and_spreads_are_over_trials():
     ft, p_nmt = (next(line for line in lines if line.startswith(f"| {n}")) for n in ("FT", "P-NMT"))
     assert "| 3 | 13.00 ± 3.61 (13.0) |" in ft
     assert "| 1 | 1.00 (1.0) | 20.00 (20.0) |" in p_nmt
+
+
+def test_the_accountant_says_none_of_a_run(small_run, capsys):
+    assert main(["account", "report", str(small_run)]) == 0
+    said = capsys.readouterr().out
+    assert "(epsilon: none): p_nmt: public text only" in said
 
 
 def test_a_setting_that_was_not_run_has_no_table():

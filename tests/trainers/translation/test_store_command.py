@@ -158,6 +158,8 @@ def test_a_memory_is_of_the_whole_file(public, tmp_path, capsys):
     status, said = run(capsys, *argv)
     assert status == 0
     assert (said["pairs"], said["left_out"], said["notes"]) == (len(OTHERS), len(HUB), [])
+    assert main(["account", "report", str(tmp_path / "o")]) == 0
+    assert "epsilon: none" in capsys.readouterr().out
     status, said = run(capsys, *argv[:4], write(tmp_path / "b.jsonl", rows(HUB, split="test")), *argv[5:])
     assert status == 2
     assert "no usable pair" in said
