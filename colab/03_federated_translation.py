@@ -33,6 +33,7 @@ if found is None or found.origin is None:  # a folder of that name beside the no
 import dataclasses
 import json
 import os
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +116,8 @@ plt.show()
 # ## One round, role by role
 # Members make keys; one of them (never the server) makes the round: a fresh data key, wrapped for each
 # member. Each
-# seals its records one by one; the server checks signatures and quotas and shuffles what it cannot read.
+# seals its records one by one; the server checks signatures and quotas and shuffles what it cannot read. Running the
+# cell again is another round, with new keys.
 
 # %%
 model = data.load("translation-run/public")
@@ -123,24 +125,24 @@ codebook = datastore.load_codebook("translation-run/public/codebook.npz")
 form = facts.facts_of(model, codebook)
 secrets = {name: crypto.generate(name) for name in sets if name != "general"}
 members = [secret.public() for secret in secrets.values()]
-work = pathlib.Path("translation-round")
-if not (work / "joint").exists():
-    work.mkdir(exist_ok=True)
-    maker = next(iter(secrets.values()))
-    protocol.make_round(work / "round.json", maker, members, form, quota=1_000_000)
-    made = protocol.read_round(work / "round.json")
-    for name, secret in secrets.items():
-        pairs = sets[name].train[: 60 if FAST else 2000]
-        if not (work / f"{name}.store").exists():
-            with files.new_folder(work / f"{name}.store") as folder:  # whole or absent
-                store_command.write_store(folder, model, codebook, model.vocabulary.examples(pairs))
-        store = datastore.open_store(work / f"{name}.store", facts=made.facts)
-        key = protocol.join(made, secret, members)
-        print(name, protocol.share(work / f"{name}.upload", made, key, secret, store))
-    uploads = [work / f"{name}.upload" for name in secrets]
-    print("server", protocol.shuffle(work / "shuffled", made, uploads))
-    key = protocol.join(made, maker, members)
-    print("member", protocol.open_shuffled(work / "joint", made, key, work / "shuffled", codebook))
+round_folder = (
+    tempfile.TemporaryDirectory()
+)  # a round's keys live in this process alone, and so does its folder
+work = pathlib.Path(round_folder.name)
+maker = next(iter(secrets.values()))
+protocol.make_round(work / "round.json", maker, members, form, quota=1_000_000)
+made = protocol.read_round(work / "round.json")
+for name, secret in secrets.items():
+    pairs = sets[name].train[: 60 if FAST else 2000]
+    with files.new_folder(work / f"{name}.store") as folder:  # whole or absent
+        store_command.write_store(folder, model, codebook, model.vocabulary.examples(pairs))
+    store = datastore.open_store(work / f"{name}.store", facts=made.facts)
+    key = protocol.join(made, secret, members)
+    print(name, protocol.share(work / f"{name}.upload", made, key, secret, store))
+uploads = [work / f"{name}.upload" for name in secrets]
+print("server", protocol.shuffle(work / "shuffled", made, uploads))
+key = protocol.join(made, maker, members)
+print("member", protocol.open_shuffled(work / "joint", made, key, work / "shuffled", codebook))
 joint = datastore.open_store(work / "joint", model=model.digest)
 print(joint.count, "records in the joint memory")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import pathlib
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,8 +16,9 @@ import jax.numpy as jnp
 from jaxpriv import pq
 from trainers.common import files, pairs, parallel_text, progress
 from trainers.common.errors import InputError
+from trainers.common.wording import counted
 from trainers.translation import checks, data, datastore, decode, memory, meta_k, release, retrieval, session
-from trainers.translation.config import MAX_BEAMS, MAX_K, Required
+from trainers.translation.config import MAX_BEAMS, MAX_K
 from trainers.translation.leakage import AttackConfig, run_attack
 from trainers.translation.private_memory import PrivateConfig, run_release, weighted_store
 from trainers.translation.roles import (
@@ -64,10 +67,10 @@ class TranslateConfig:
 
     model: str = "runs/translation/public"
     """Folder of the public model."""
-    input: Required = ""
-    """File of lines to translate (UTF-8)."""
+    input: str = ""
+    """File of lines to translate (UTF-8); without it lines are read from standard input and answered as they come."""
     output: str | None = None
-    """File for the translations; without it they are printed."""
+    """File for the translations; without it they are printed, one line for each."""
     store: str | None = None
     """A memory to ask (folder of `store` or `open`)."""
     meta: str | None = None
@@ -97,9 +100,60 @@ class TranslateConfig:
 
 
 def run_translate(config: TranslateConfig) -> Result:
-    """Translates a file; returns counts and speed."""
-    if not config.input:
-        raise InputError("--input FILE is needed: the lines to translate")
+    """Translates a file or standard input; returns counts and speed."""
+    _check(config)
+    if config.output is not None:
+        files.require_writable(config.output, "--output")
+    if config.input:
+        source, parts = config.input, iter([parallel_text.read_lines(config.input)])
+    else:
+        source, parts = "standard input", _arriving()
+    model = data.load(config.model)
+    notes: list[str] = []
+    stepper, weights = _way(config, model, notes)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    shown = config.output is None and not config.json
+    told: list[str] = []
+    lines, pieces, empty, seconds = 0, 0, 0, 0.0
+    for part in parts:
+        texts = [pairs.clean(line) for line in part]  # as the model was trained
+        sources = model.vocabulary.encode(texts)
+        decode.check_lengths(sources, f"{source}, line", first=lines + 1)
+        total = sum(len(s) > 0 for s in sources) if config.input else 0  # of standard input nobody knows
+        start = time.process_time()
+        with progress.bar(total=total, what="translating", unit="line") as bar:
+            found = decode.search(
+                stepper,
+                weights,
+                sources,
+                beams=config.beams,
+                length_penalty=config.length_penalty,
+                progress=bar.update,
+            )
+        seconds += time.process_time() - start
+        answers = model.vocabulary.decode(h.pieces for h in found)
+        if shown:
+            sys.stdout.writelines(answer + "\n" for answer in answers)
+            sys.stdout.flush()
+        else:
+            told += answers
+        lines += len(part)
+        pieces += sum(len(h.pieces) + 1 for h in found)
+        empty += sum(len(s) > 0 and not answer.strip() for s, answer in zip(sources, answers))
+    if empty:
+        few = "one that is hardly trained often does"
+        print(f"note: for {counted(empty, 'line')} of text the model says nothing: {few}", file=sys.stderr)
+    result = {"lines": lines, "pieces": pieces, "pieces_per_cpu_second": pieces / max(seconds, 1e-9)}
+    result |= {"empty": empty}
+    if config.output is not None:
+        with files.atomic_write(config.output) as file:
+            file.writelines(text + "\n" for text in told)
+        return {**result, "output": config.output}, f"{lines} lines translated to {config.output}"
+    return {**result, "translations": told}, ""
+
+
+def _check(config: TranslateConfig) -> None:
     if not 1 <= config.beams <= MAX_BEAMS:
         raise InputError(f"--beams must be at least 1 and at most {MAX_BEAMS}, got {config.beams}")
     if config.k < 1:
@@ -115,35 +169,43 @@ def run_translate(config: TranslateConfig) -> Result:
     if config.store is not None and config.search == "shadow" and config.shadow < 1:
         raise InputError(f"--shadow must be at least 1, got {config.shadow}")
     checks.check_search(config.search)
-    if config.output is not None:
-        files.require_writable(config.output, "--output")
-    lines = [pairs.clean(line) for line in parallel_text.read_lines(config.input)]  # as the model was trained
-    model = data.load(config.model)
-    notes: list[str] = []
-    stepper, weights = _way(config, model, notes)
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-    sources = model.vocabulary.encode(lines)
-    decode.check_lengths(sources, f"{config.input}, line")
-    start = time.process_time()
-    with progress.bar(total=sum(len(s) > 0 for s in sources), what="translating", unit="line") as bar:
-        found = decode.search(
-            stepper,
-            weights,
-            sources,
-            beams=config.beams,
-            length_penalty=config.length_penalty,
-            progress=bar.update,
-        )
-    seconds = time.process_time() - start
-    texts = model.vocabulary.decode(h.pieces for h in found)
-    pieces = sum(len(h.pieces) + 1 for h in found)
-    result = {"lines": len(lines), "pieces": pieces, "pieces_per_cpu_second": pieces / max(seconds, 1e-9)}
-    if config.output is not None:
-        with files.atomic_write(config.output) as file:
-            file.writelines(text + "\n" for text in texts)
-        return {**result, "output": config.output}, f"{len(lines)} lines translated to {config.output}"
-    return {**result, "translations": texts}, "\n".join(texts)
+
+
+def _arriving() -> Iterator[list[str]]:
+    """Lines of standard input, as many at a time as are there: a person's one by one, a file's in batches."""
+    try:
+        number = sys.stdin.fileno()
+    except (AttributeError, OSError, ValueError):  # closed, or replaced by something that is no file
+        raise InputError("--input FILE is needed: the lines to translate") from None
+    if os.isatty(number):
+        print("a line of text and Enter; Ctrl-D ends", file=sys.stderr)
+    return _lines(number)
+
+
+def _lines(number: int) -> Iterator[list[str]]:
+    count, rest, more = 0, b"", True
+    while more:
+        data = os.read(number, 2**16)
+        more = bool(data)
+        *whole, rest = (rest + data).split(b"\n")
+        whole += [] if more or not rest else [rest]
+        lines = []
+        for raw in whole:
+            count += 1
+            raw = (
+                raw.removesuffix(b"\r")
+                if count > 1
+                else raw.removesuffix(b"\r").removeprefix(b"\xef\xbb\xbf")
+            )
+            try:
+                lines.append(raw.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                yield lines
+                raise InputError(
+                    f"standard input, line {count}: not UTF-8 (byte 0x{raw[error.start]:02x} at {error.start + 1})"
+                ) from error
+        if lines:
+            yield lines
 
 
 def _way(config: TranslateConfig, model: data.Model, notes: list[str]) -> tuple[decode.Stepper, Any]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from trainers.common import files, parallel_text
 from trainers.common.errors import InputError
-from trainers.common.pairs import Pair, PairSplits, sides_of, without
+from trainers.common.pairs import Pair, PairSplits, side_keys, sides_of, without
 from trainers.translation.config import Config
 
 GENERAL = "general"
@@ -31,6 +31,12 @@ class Corpora(NamedTuple):
     questions: list[Pair]
     clients: Mapping[str, PairSplits]
     notes: list[str]
+
+    def shared(self) -> dict[str, int]:
+        """How many of each client's distinct train pairs are among what is called public (by `pairs.key`)."""
+        public = {side_keys(p) for part in (*self.server, self.memory, self.questions) for p in part}
+        private = {name: {side_keys(p) for p in splits.train} for name, splits in self.clients.items()}
+        return {name: len(found & public) for name, found in private.items()}
 
 
 def parse_source(text: str) -> tuple[str, tuple[str, ...] | None]:

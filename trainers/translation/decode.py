@@ -363,9 +363,9 @@ def search(
     return out
 
 
-def check_lengths(sources: Sequence[np.ndarray], what: str = "sentence") -> None:
-    """Refuses the first source that is too long for `search`; `what` stands before its number."""
-    for number, source in enumerate(sources, 1):
+def check_lengths(sources: Sequence[np.ndarray], what: str = "sentence", *, first: int = 1) -> None:
+    """Refuses a source that is too long for `search`; `what` stands before its number, counted from `first`."""
+    for number, source in enumerate(sources, first):
         if len(source) >= LONGEST:
             raise InputError(
                 f"{what} {number} has {len(source)} pieces, at most {LONGEST - 1} are translated; "

@@ -87,6 +87,7 @@ class Report(NamedTuple):
     accepted: records. refused: count by reason (uploads in `shuffle`, records in `open_shuffled`). details:
     one line each, naming the file or the reason. bytes_read, bytes_written: of the files, headers and all.
     releases: how each accepted upload's histogram was made, as its sender says (None where it does not).
+    missing: members of the round of whom no upload was accepted (in `open_shuffled`, as the server says).
     """
 
     accepted: int
@@ -95,6 +96,7 @@ class Report(NamedTuple):
     bytes_read: int
     bytes_written: int
     releases: tuple[Any, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 def make_round(
@@ -220,12 +222,15 @@ def share(
     return Report(len(rows), refused, (), 0, size, (release,))
 
 
-def shuffle(path: files.PathLike, round: Round, uploads: Sequence[files.PathLike]) -> Report:
+def shuffle(
+    path: files.PathLike, round: Round, uploads: Sequence[files.PathLike], *, require_all: bool = False
+) -> Report:
     """Server: checks the uploads, joins the accepted ones and writes their records in random order.
 
     Needs no key and reads no record: the permutation comes from the operating system and is kept nowhere.
     Refused are, by name: what is no upload, truncated, changed, of another round or of no member, a
     member's second upload, more than the quota, and records whose nonce was seen already (replayed).
+    With `require_all` nothing is written unless every member's upload is accepted.
     """
     refused: Counter[str] = Counter()
     details, parts, read = [], [], 0
@@ -246,6 +251,12 @@ def shuffle(path: files.PathLike, round: Round, uploads: Sequence[files.PathLike
     if not parts:
         why = "; ".join(details) or "no upload was given"
         raise InputError(f"no upload was accepted: {why}")
+    missing = tuple(m.name for m in round.members if m.name not in seen)
+    if missing and require_all:
+        why = f" ({'; '.join(details)})" if details else ""
+        raise InputError(
+            f"no upload of {', '.join(missing)} was accepted{why}; get it, or shuffle without --require-all"
+        )
     total = sum(len(p) for p in parts)
     nonces = np.concatenate([_nonces(p) for p in parts])
     fresh = _first_seen(nonces)
@@ -266,9 +277,10 @@ def shuffle(path: files.PathLike, round: Round, uploads: Sequence[files.PathLike
             yield out
 
     releases.sort(key=lambda said: json.dumps(said, sort_keys=True))  # not in the order of the uploads
-    header = {"round": round.id, "uploads": len(parts), "releases": releases if round.facts.weighted else []}
+    header = {"round": round.id, "uploads": len(parts), "missing": missing}
+    header["releases"] = releases if round.facts.weighted else []
     size = layout.write(path, layout.SHUFFLED, header, gather(), record_bytes=parts[0].shape[1])
-    return Report(len(rows), dict(refused), tuple(details), read, size, tuple(releases))
+    return Report(len(rows), dict(refused), tuple(details), read, size, tuple(releases), missing)
 
 
 def open_shuffled(
@@ -325,7 +337,11 @@ def open_shuffled(
     written = sum(f.stat().st_size for f in target.iterdir())
     said = header.get("releases")
     releases = tuple(one if _is_short(one) else None for one in said) if isinstance(said, list) else ()
-    return Report(accepted, {k: n for k, n in refused.items() if n}, details, read, written, releases)
+    absent = header.get("missing")
+    missing = tuple(m.name for m in round.members if isinstance(absent, list) and m.name in absent)
+    return Report(
+        accepted, {k: n for k, n in refused.items() if n}, details, read, written, releases, missing
+    )
 
 
 class Traffic(NamedTuple):

@@ -25,7 +25,7 @@ NAMES = {
 }
 
 GUARANTEE = {
-    "p_nmt": "epsilon: none (public text only, no private text is used)",
+    "p_nmt": "epsilon: none (trained on what is given as public alone, which the operator answers for)",
     "fednn": "epsilon: none (PQ codes are compression; the shuffle hides whose a record is, not between two members "
     "nor from a server with a member's help; encryption keeps the server out, but for how many records each sends; "
     "none of them is differential privacy)",
@@ -39,13 +39,22 @@ GUARANTEE["fednn_fixed"] = (
 )
 
 
+LEAST_BLEU = 2.0
+"""A table without a score of so much compares nothing: what is left is chance."""
+
+
 def guarantees(methods: Sequence[str]) -> dict[str, str]:
     """The guarantee of each method, in words."""
     return {m: GUARANTEE.get(m, LOCAL if m in ("ft", "ak_mt") else NO_GUARANTEE) for m in methods}
 
 
-def statement(methods: Sequence[str], key_encryption: str) -> str:
-    """The privacy statement of a run, as text: what is protected from whom, and what is not."""
+def statement(methods: Sequence[str], key_encryption: str, shared: Mapping[str, int]) -> str:
+    """The privacy statement of a run, as text: what is protected from whom, and what is not.
+
+    Args:
+      shared: train pairs of each client that are among the public ones.
+    """
+    also = ", ".join(f"{name} {count:,}" for name, count in shared.items() if count)
     lines = [
         "# What this run guarantees",
         "",
@@ -59,7 +68,12 @@ def statement(methods: Sequence[str], key_encryption: str) -> str:
         "Shuffling hides which client a record came from, except where its content tells, and only among three members "
         "or more: each knows its own records, so that of two the rest is the other's. A server and a member that work "
         "together know whose every record is. The server sees how many records each client sends.",
-        "The Meta-k network is trained on public pairs only.",
+        "The Meta-k network is trained on the pairs given as public only. "
+        + (
+            f"Clients have train pairs in common with these (letters and digits agree): {also}."
+            if also
+            else "No train pair of a client is among these."
+        ),
         "Scores were computed on test sets that were used for nothing else.",
     ]
     return "\n".join(lines) + "\n"
@@ -136,6 +150,11 @@ def table(records: Sequence[Mapping[str, Any]], setting: str, signature: str) ->
         cells.append(f"{np.mean([r['flops'] for r in mine]) / 1e15:.3f}")
         cells.append(f"{np.mean([r['tokens_per_second'] for r in mine]):.0f}")
         lines.append("| " + " | ".join(cells) + " |")
+    if max(score for row in bleu.values() for score in row.values()) < LEAST_BLEU:
+        lines += [
+            "",
+            f"No BLEU here reaches {LEAST_BLEU:g}: the models are hardly trained, the scores mean nothing.",
+        ]
     lines += [
         "",
         f"BLEU: {signature}",

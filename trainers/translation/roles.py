@@ -147,11 +147,15 @@ def _told(
         "records": said.accepted,
         "refused": said.refused,
         "details": list(said.details),
+        "missing": list(said.missing),
         f"bytes_{way}": said.bytes_written if way == "up" else said.bytes_read,
         "file": place,
         "guarantee": guarantee,
     }
     lines = [f"{said.accepted} {what}: {place}", *(f"refused or missing: {line}" for line in said.details)]
+    if said.missing:
+        source = "" if way == "up" else ", as the server says"
+        lines.append(f"without {', '.join(said.missing)}: no upload of theirs was accepted{source}")
     return result, "\n".join([*lines, guarantee]), statement
 
 
@@ -165,6 +169,8 @@ class ShuffleConfig:
     """The members' uploads."""
     out: Required = ""
     """File to write, for every member; a new one."""
+    require_all: bool = False
+    """Write nothing unless every member's upload is accepted."""
     json: bool = False
     """Print one JSON object as the last line."""
 
@@ -174,7 +180,7 @@ def run_shuffle(config: ShuffleConfig) -> Result:
         raise InputError("--round FILE, --uploads FILE ... and --out FILE are needed")
     files.require_new(config.out, "--out")
     made = protocol.read_round(config.round)
-    said = protocol.shuffle(config.out, made, config.uploads)
+    said = protocol.shuffle(config.out, made, config.uploads, require_all=config.require_all)
     result, text, _ = _told(said, made, config.out, "records shuffled", "up")
     if len(said.releases) > 1:
         return result, text
@@ -189,7 +195,7 @@ class OpenConfig(_Member):
     shuffled: Required = ""
     """File from the server."""
     codebook: str | None = None
-    """The server's codebook."""
+    """The server's codebook; needed if the round has one."""
     own_upload: str | None = None
     """One's own upload, to count records that the server left out."""
     out: Required = ""
@@ -203,6 +209,13 @@ def run_open(config: OpenConfig) -> Result:
     if not config.shuffled or not config.out:
         raise InputError("--shuffled FILE and --out FOLDER are needed")
     codebook = None if config.codebook is None else datastore.load_codebook(config.codebook)
+    if datastore.codebook_digest(codebook) != made.facts.codebook:
+        if codebook is None:
+            raise InputError(
+                "--codebook FILE is needed: this round has one (the server's public/codebook.npz)"
+            )
+        has = "another one" if made.facts.codebook else "none"
+        raise InputError(f"--codebook {config.codebook} is not the round's, which has {has}")
     with files.new_folder(config.out) as folder:  # with its statement, or not at all
         said = protocol.open_shuffled(
             folder, made, key, config.shuffled, codebook, own_upload=config.own_upload

@@ -74,13 +74,14 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
                     }
                     writer.write(**record)
                     records.append(record)
-    return _report(config, run_dir, records, read.notes, time.time() - start)
+    return _report(config, run_dir, records, read, time.time() - start)
 
 
 def reopen(run_dir: str) -> tuple[Config, corpora.Corpora]:
     """The settings and the pairs of a run folder, for a command that adds to it; other data than its own is refused."""
     config, place = read_config(run_dir), pathlib.Path(run_dir)
     read = _load(place, config)
+    checks.check_public(read)
     public = _finished_model(place, config)
     _check_same_data(place, corpora.digest(read), public.digest if public else None, read.notes)
     return config, read
@@ -169,14 +170,15 @@ def _check_same(run_dir: pathlib.Path, config: Config) -> None:
             )
 
 
-def _report(config, run_dir, records, notes, seconds) -> tuple[dict[str, Any], str]:
+def _report(config, run_dir, records, read: corpora.Corpora, seconds) -> tuple[dict[str, Any], str]:
     """Of everything that the folder holds, so that a table made in several calls is whole."""
     settings = list(dict.fromkeys([*config.settings, *(r["setting"] for r in records)]))
     records.sort(key=lambda r: (settings.index(r["setting"]), METHODS.index(r["method"]), r["trial"]))
     methods = [m for m in METHODS if m in config.methods or any(r["method"] == m for r in records)]
     signature = scoring.score(["a"], ["a"]).bleu_signature
     tables = [report.table(records, s, signature) for s in settings]
-    words = report.statement(methods, config.key_encryption)
+    shared = read.shared()
+    words = report.statement(methods, config.key_encryption, shared)
     with files.atomic_write(run_dir / "results.md") as file:
         file.write("\n".join(tables))
     with files.atomic_write(run_dir / "privacy.md") as file:
@@ -192,12 +194,13 @@ def _report(config, run_dir, records, notes, seconds) -> tuple[dict[str, Any], s
         "bleu": report.mean_scores(records, config.settings[0]),
         "chrf": report.mean_scores(records, config.settings[0], "chrf"),
         "guarantee": guarantee,
+        "shared_pairs": shared,
         "bytes_up": shared[0]["bytes_up"] if shared else 0,
         "bytes_down": shared[0]["bytes_down"] if shared else 0,
         "seconds": seconds,
         "signature": signature,
     }
-    said = "".join(f"note: {n}\n" for n in notes)
+    said = "".join(f"note: {n}\n" for n in read.notes)
     text = "\n".join([*tables, words]) + said + f"\nWritten to {run_dir} in {seconds:.0f} s."
     return result, text
 

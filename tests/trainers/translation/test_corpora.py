@@ -130,6 +130,27 @@ def test_one_record_moves_no_other_pair_of_any_client_whatever_its_split(files, 
                 assert [part - own for part in trained(rows)] == [part - own for part in before]
 
 
+@pytest.mark.parametrize("named", ["server", "held_out"])
+def test_private_pairs_that_are_given_as_public_are_refused(files, named):
+    """By what is in the files, under whatever name, in other case and order; what a few have in common is counted."""
+    text = (files / "it.train.jsonl").read_text().upper().replace('"EN"', '"en"').replace('"DE"', '"de"')
+    lines = text.splitlines(keepends=True)[::-1]
+
+    for part in ("valid", "test"):
+        write(files / f"copy.{part}.jsonl", made(f"copy{part}", 2))
+
+    def read(count):
+        (files / "copy.train.jsonl").write_text("".join(lines[:count]))
+        given = {named: (*getattr(config(files), named), str(files / "copy.train.jsonl"))}
+        return corpora.load(config(files, **given))
+
+    few = read(20)
+    assert few.shared() == {"it": 20, "law": 0}
+    checks.before_writing(config(files), few, 16)
+    with pytest.raises(InputError, match="40 of the 40 train pairs of client it are among the server's"):
+        checks.before_writing(config(files), read(40), 16)
+
+
 def test_a_client_without_enough_pairs_is_named(files):
     write(files / "one.jsonl", made("it", 1))
     read = corpora.load(

@@ -87,22 +87,22 @@ class Commands:
             store = datastore.open_store(place)
             protocol.share(self.uploads[-1], made, key, secret, store, release=said)
 
-    def shuffle(self, uploads, out="all"):
+    def shuffle(self, uploads, out="all", **options):
         place = str(self.folder / "round.json")
         return roles.run_shuffle(
-            roles.ShuffleConfig(round=place, uploads=tuple(uploads), out=str(self.folder / out))
+            roles.ShuffleConfig(round=place, uploads=tuple(uploads), out=str(self.folder / out), **options)
         )
 
-    def open(self):
+    def open(self, shuffled="all", out="joint", codebook="codebook.npz"):
         at = lambda name: str(self.folder / name)
         return roles.run_open(
             roles.OpenConfig(
                 round=at("round.json"),
                 secret=at("it.secret.json"),
                 members=(at("law.public.json"),),
-                shuffled=at("all"),
-                codebook=at("codebook.npz"),
-                out=at("joint"),
+                shuffled=at(shuffled),
+                codebook=codebook and at(codebook),
+                out=at(out),
             )
         )
 
@@ -144,3 +144,45 @@ def test_a_shuffle_of_one_upload_says_that_it_hides_nobody(tmp_path):
     result, text = commands.shuffle(commands.uploads)
     assert "warning" not in result
     assert "warning" not in text
+
+
+def test_members_without_an_accepted_upload_are_named(tmp_path):
+    """Whether the server was not given it or refused it, to who runs the server and to who opens the result."""
+    commands = Commands(tmp_path, None)
+    law = tmp_path / "upload1"
+    changed = law.read_bytes()[:-1] + bytes([law.read_bytes()[-1] ^ 1])
+    (tmp_path / "tampered").write_bytes(changed)
+    for number, uploads in enumerate((commands.uploads[:1], [commands.uploads[0], tmp_path / "tampered"])):
+        shuffled = commands.shuffle(map(str, uploads), out=f"all{number}")
+        for result, text in (shuffled, commands.open(f"all{number}", f"joint{number}")):
+            assert (result["missing"], result["records"]) == (["law"], 1)
+            assert "\nwithout law: no upload of theirs was accepted" in text
+        with pytest.raises(InputError, match=r"no upload of law was accepted.*--require-all"):
+            commands.shuffle(map(str, uploads), out="none", require_all=True)
+        assert not (tmp_path / "none").exists()
+    shuffled = commands.shuffle(commands.uploads, require_all=True)
+    for result, text in (shuffled, commands.open()):
+        assert result["missing"] == []
+        assert "\nwithout" not in text
+
+
+@pytest.mark.parametrize("said", [None, "law", 7, ["nobody", 7, None, ["law"], {}]])
+def test_what_a_header_says_of_members_is_checked(setting, said):
+    setting.shuffle()
+    header, sealed = layout.read(setting.folder / "shuffled", layout.SHUFFLED)
+    told = {"round": header["round"], "uploads": 3, "missing": said}
+    layout.write(setting.folder / "other", layout.SHUFFLED, told, np.asarray(sealed))
+    report = setting.open("other")
+    assert (report.accepted, report.missing) == (6, ())
+
+
+def test_a_codebook_that_is_not_the_rounds_is_one_line(tmp_path):
+    commands = Commands(tmp_path, None)
+    commands.shuffle(commands.uploads)
+    other = codebook()._replace(centroids=codebook().centroids + 1)
+    datastore.save_codebook(tmp_path / "other.npz", other)
+    with pytest.raises(InputError, match="--codebook FILE is needed: this round has one"):
+        commands.open(codebook=None)
+    with pytest.raises(InputError, match=r"other\.npz is not the round's, which has another one"):
+        commands.open(codebook="other.npz")
+    assert not [p for p in tmp_path.iterdir() if "joint" in p.name]

@@ -28,3 +28,10 @@ def test_the_accountant_says_none_of_a_run(small_run, capsys):
 
 def test_a_setting_that_was_not_run_has_no_table():
     assert report.table([record("ft", 0, law=1.0)], "iid", "signature") == ""
+
+
+def test_scores_of_hardly_trained_models_are_said_to_mean_nothing():
+    words = "the scores mean nothing"
+    few, some = [record("p_nmt", 0, general=0.0, law=1.9)], [record("ft", 0, law=2.0)]
+    assert words in report.table(few, "non_iid", "signature")
+    assert words not in report.table(few + some, "non_iid", "signature")
