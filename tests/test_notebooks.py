@@ -28,8 +28,13 @@ def test_notebook_runs_from_top_to_bottom(source, tmp_path, monkeypatch):
         "PYTHONPATH", f"{notebooks.COLAB.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     )
     monkeypatch.delenv("XLA_FLAGS", raising=False)
+    notebook = notebooks.build(source)
+    if source.stem == "03_federated_translation":  # its round can be interrupted and run again
+        number = next(i for i, c in enumerate(notebook.cells) if "protocol.make_round(" in c.source)
+        begun = notebook.cells[number].source.partition("    print(name, protocol.share(")[0]
+        notebook.cells.insert(number, nbformat.v4.new_code_cell(begun))
     client = nbclient.NotebookClient(
-        notebooks.build(source),
+        notebook,
         timeout=600,
         kernel_name="python3",
         resources={"metadata": {"path": str(tmp_path)}},

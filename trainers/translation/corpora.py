@@ -34,9 +34,17 @@ class Corpora(NamedTuple):
 
     def shared(self) -> dict[str, int]:
         """How many of each client's distinct train pairs are among what is called public (by `pairs.key`)."""
-        public = {side_keys(p) for part in (*self.server, self.memory, self.questions) for p in part}
-        private = {name: {side_keys(p) for p in splits.train} for name, splits in self.clients.items()}
-        return {name: len(found & public) for name, found in private.items()}
+        public = self.public()
+        return {name: len(distinct(splits.train) & public) for name, splits in self.clients.items()}
+
+    def public(self) -> set[tuple[str, str]]:
+        """All different pairs that are called public."""
+        return distinct(*self.server, self.memory, self.questions)
+
+
+def distinct(*parts: Sequence[Pair]) -> set[tuple[str, str]]:
+    """The different pairs, near-identical ones taken for one."""
+    return {side_keys(p) for part in parts for p in part}
 
 
 def parse_source(text: str) -> tuple[str, tuple[str, ...] | None]:

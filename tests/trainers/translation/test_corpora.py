@@ -151,6 +151,14 @@ def test_private_pairs_that_are_given_as_public_are_refused(files, named):
         checks.before_writing(config(files), read(40), 16)
 
 
+def test_public_pairs_that_are_a_part_of_the_private_ones_are_refused(files):
+    many = [(f"{a} and {b}", f"{b} und {a}") for a, b in made("more", 400)]
+    write(files / "it.train.jsonl", [*made("it", 60)[20:], *many, *made("server", 400)[20:]])
+    read = corpora.load(config(files, held_out=()))
+    with pytest.raises(InputError, match="train pairs of client it are among the server's"):
+        checks.before_writing(config(files), read, 16)
+
+
 def test_a_client_without_enough_pairs_is_named(files):
     write(files / "one.jsonl", made("it", 1))
     read = corpora.load(
