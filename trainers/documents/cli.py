@@ -8,7 +8,7 @@ from typing import Any
 from trainers.common import command
 from trainers.common.errors import InputError
 from trainers.common.wording import counted
-from trainers.documents.config import PRESETS, Config, ReleaseConfig, named
+from trainers.documents.config import METHODS, PRESETS, Config, ReleaseConfig, named
 
 USAGE = """usage: jaxpriv documents {fit,release,evaluate} [OPTIONS]
 
@@ -64,12 +64,33 @@ def release_words(result: dict[str, Any]) -> str:
             f"{named(result['chosen_at'])}, the nearest that was."
         )
     if result["without_sentences"]:
+        count, names = counted(result["without_sentences"], "document"), few(result["ids_without_sentences"])
         lines.append(
-            f"{counted(result['without_sentences'], 'document')} without a sentence: nothing of its text is said."
+            f"{count} without a sentence ({names}): nothing of its text is said, its embedding is zero and it has no "
+            "nearest candidate."
         )
     if result["one_sentence"]:
         lines.append(f"{counted(result['one_sentence'], 'document')} of one sentence.")
+    shared = result["shared"]
+    if shared["sentences"]:
+        lines.append(
+            f"For you alone: {shared['sentences']:,} of {counted(shared['of'], 'different sentence')} here (of some "
+            "length) are in the texts that the fit calls public; a document of those texts has no guarantee."
+        )
+    if shared["documents"]:
+        count = counted(len(shared["documents"]), "document")
+        lines.append(f"Mostly in those texts: {count} ({few(shared['documents'])}).")
+    lines.append(
+        f"Counted in {result['ledger']}. Releases of the same documents that another ledger counts, such as that of "
+        "another fitted folder, add their epsilons: share one with --ledger."
+    )
     return "\n".join(lines)
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def begin(devices: int | None) -> None:
@@ -134,4 +155,5 @@ def evaluate(config: Config) -> tuple[dict[str, Any], str]:
         "guarantee": statement.data,
         "seconds": time.monotonic() - begun,
     }
-    return result, f"{report}\n{preparation.guarantee_words(config, statement)}"
+    excepted = [name for name in (METHODS[0], "word_mdp") if name in config.methods]
+    return result, f"{report}\n{preparation.guarantee_words(config, statement, excepted)}"

@@ -19,6 +19,7 @@ from trainers.documents.data import Encoded
 from trainers.documents.encoder import SentenceEncoder
 from trainers.documents.public import Public
 
+_LEAST_WORDS = 30  # documents: on fewer, scores are chance
 CEILING = "deepest_candidate (no privacy)"
 BIN_EPSILON = 10.0
 
@@ -187,6 +188,7 @@ def summary(
         "choices_by_length": by_length,
         "bins": {r["method"]: r["bins"] for r in records if "bins" in r},
         "bins_nonprivate": _by_bin(test, [public.classifier.predict(test.means)]),
+        "word_mdp_documents": max((r["documents"] for r in records if r["method"] == "word_mdp"), default=0),
         "num_candidates": {r["method"]: r["candidates"] for r in records if "candidates" in r},
     }
 
@@ -212,10 +214,11 @@ def write_report(folder: pathlib.Path, result: dict[str, Any], facts: dict[str, 
         cells = [f"{row[e]:.1f} ({result['spread'][name][e]:.1f})" if e in row else "" for e in epsilons]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     if "word_mdp" in private:
-        space = next(iter(result["choices"]["word_mdp"].values()))
+        space, few = next(iter(result["choices"]["word_mdp"].values())), result["word_mdp_documents"]
         lines += [
             "",
-            f"word_mdp's epsilon is metric, per unit of its word space: {space}. It is not comparable.",
+            f"word_mdp's epsilon is metric, per unit of its word space: {space}. It is not comparable. Measured on the "
+            f"first {few:,} test documents{'' if few >= _LEAST_WORDS else ', so few that its scores mean nothing'}.",
         ]
     text = "\n".join(lines) + "\n"
     with files.atomic_write(folder / "report.md") as file:

@@ -5,7 +5,7 @@ from typing import Any
 
 from trainers.common import metrics, progress
 from trainers.common.wording import counted
-from trainers.documents import choices, methods, preparation, public, store
+from trainers.documents import choices, methods, overlap, preparation, public, store
 from trainers.documents.config import Config, named
 
 
@@ -32,9 +32,10 @@ def fit(config: Config) -> tuple[dict[str, Any], str]:
             scores.setdefault(name, {})[named(epsilon)] = score
             bar.update()
     bar.close()
-    store.save(
-        folder, store.Fitted(config, prepared, train, validation, chosen, scores, started.encoder.digest)
-    )
+    texts = (text for part in started.splits.values() for text in part.texts)
+    known = overlap.digests(texts, splitter=config.splitter)
+    digest = started.encoder.digest
+    store.save(folder, store.Fitted(config, prepared, train, validation, chosen, scores, digest, known))
     result = {
         "run_dir": str(folder),
         "choices": {name: {e: c.overall for e, c in row.items()} for name, row in chosen.items()},

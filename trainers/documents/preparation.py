@@ -191,15 +191,16 @@ def comparison_statement(config: Config, *, simulation: bool) -> accounting.Priv
     )
 
 
-def guarantee_words(config: Config, statement: accounting.PrivacyStatement) -> str:
-    """What a table by epsilon guarantees, for the end of what a command prints."""
+def guarantee_words(
+    config: Config, statement: accounting.PrivacyStatement, excepted: Sequence[str] = ()
+) -> str:
+    """What a table by epsilon guarantees but for its `excepted` rows, for the end of what a command prints."""
     lines = [
         "Each column is one release of a document at its epsilon. At the largest:"
         if len(config.epsilons) > 1
         else "One release of a document:",
         statement.sentence,
     ]
-    excepted = [name for name in (METHODS[0], "word_mdp") if name in config.methods]
     if excepted:
         lines.append(f"This does not cover {' and '.join(excepted)}.")
     return "\n".join(lines)

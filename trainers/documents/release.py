@@ -19,7 +19,7 @@ from jaxpriv import keys, selection
 from trainers.common import entropy, files, statements
 from trainers.common.errors import InputError
 from trainers.common.wording import counted
-from trainers.documents import choices, data, methods, preparation, store
+from trainers.documents import choices, data, methods, overlap, preparation, store
 from trainers.documents import ledger as ledgers
 from trainers.documents.config import ReleaseConfig
 from trainers.documents.public import unit
@@ -31,7 +31,8 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
     The ledger is written before the embeddings: a release that is interrupted in between has been paid for.
 
     Raises:
-      InputError: a document was released before and --allow-repeats is not given; the method was not fitted.
+      InputError: a document was released before and --allow-repeats is not given; the method was not fitted; the
+        documents are those of the fit.
     """
     started = time.monotonic()
     preparation.check_epsilon(config.epsilon, "--epsilon")
@@ -43,6 +44,9 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
     fitted = fitted._replace(config=dataclasses.replace(fitted.config, **changed))
     name, chosen, chosen_at = choice(fitted, config)
     documents = data.read_private(config.data)
+    shared = overlap.require_private(
+        documents, fitted.sentences, splitter=fitted.config.splitter, what=str(folder)
+    )
     encoder = preparation.open_encoder(fitted.config.encoder)
     if encoder.digest != fitted.encoder:
         raise InputError(
@@ -102,8 +106,11 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
         "epsilon": config.epsilon,
         "documents": len(documents.ids),
         "without_sentences": int(np.sum(encoded.counts == 0)),
+        "ids_without_sentences": [documents.ids[i] for i in np.flatnonzero(encoded.counts == 0)],
         "one_sentence": int(np.sum(encoded.counts == 1)),
         "repeated": len(again),
+        "shared": shared._asdict(),
+        "ledger": str(place),
         "guarantee": statement.data,
         "seconds": time.monotonic() - started,
     }
@@ -218,6 +225,9 @@ def state(
         f"{everywhere:g} for this release",
         f"a sentence is what the splitter {fitted.config.splitter!r} returns; their number k is public",
         "a document of no sentence says nothing about its text",
+        "releases that one ledger counts; those of the same documents in another one add their epsilons to this",
+        "documents that are among the texts that the fit calls public have no guarantee; a release of documents that "
+        "mostly are is refused",
     ]
     if method.utility == "strict_depth":
         notes.append(
@@ -314,7 +324,10 @@ def write(
     method: methods.Method,
     chosen: choices.Choice,
 ) -> None:
-    """One row a document, in order: id, k, embedding, variant, and the public candidate that shows it to a person."""
+    """One row a document, in order: id, k, embedding, variant, and the public candidate that shows it to a person.
+
+    A document of no sentence has neither: a candidate drawn for it would look like something that it says.
+    """
     rows = released.candidates
     if not method.draws:  # the nearest public candidate by cosine: post-processing
         vectors = released.vectors
@@ -323,7 +336,12 @@ def write(
                 unit(vectors - fitted.public.centre) @ unit(fitted.public.means - fitted.public.centre).T
             )
             rows = centred.argmax(1)
-    texts = [fitted.train.texts[fitted.public.rows[r]] if r >= 0 else None for r in rows]
+    speaks = encoded.counts > 0
+    texts = [
+        fitted.train.texts[fitted.public.rows[r]] if r >= 0 and said else None
+        for r, said in zip(rows, speaks)
+    ]
+    vectors = np.where(speaks[:, None], released.vectors, 0).astype(np.float32)
     variants = np.empty(len(encoded.ids), object)
     for variant, those in chosen.parts(encoded.counts):
         variants[those] = variant
@@ -331,9 +349,7 @@ def write(
         {
             "id": pa.array(encoded.ids, pa.string()),
             "num_sentences": pa.array(encoded.counts, pa.int32()),
-            "embedding": pa.FixedSizeListArray.from_arrays(
-                pa.array(released.vectors.astype(np.float32).ravel()), released.vectors.shape[1]
-            ),
+            "embedding": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1]),
             "variant": pa.array(variants, pa.string()),
             "nearest_candidate": pa.array(texts, pa.string()),
         }

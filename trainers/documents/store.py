@@ -24,7 +24,7 @@ from trainers.documents.public import VOTE_EPSILONS, Public
 _GROUPS = tuple(group_name(i) for i in range(len(GROUPS)))
 _ARRAYS = ("public.npz", "documents.npz")
 _NETWORKS = ("classifier", "recoded_classifier")
-_FORMAT = 4
+_FORMAT = 5
 # All that a fit leaves: nothing else may be written over it.
 FILES = ("fit.json", *_ARRAYS, "manifest.json", "config.json", "metrics.jsonl")
 
@@ -40,6 +40,7 @@ class Fitted(NamedTuple):
 
     config: of the fit. public, train, validation: as methods need them. choices: {method: {epsilon: Choice}}.
     scores: {method: {epsilon: macro-F1 on validation}}. encoder: its digest; sentences encoded otherwise do not fit.
+    sentences: digests of those of all texts that the fit read as public (`overlap.digests`).
     """
 
     config: Config
@@ -49,6 +50,7 @@ class Fitted(NamedTuple):
     choices: dict[str, dict[str, Choice]]
     scores: dict[str, dict[str, float]]
     encoder: str
+    sentences: np.ndarray
 
 
 def save(folder: pathlib.Path, fitted: Fitted) -> None:
@@ -71,7 +73,7 @@ def save(folder: pathlib.Path, fitted: Fitted) -> None:
         arrays |= {f"{name}/centre": classifier.centre, f"{name}/scale": np.float64(classifier.scale)}
     with files.atomic_write(folder / "public.npz", "wb") as file:
         np.savez(file, **arrays)
-    documents: dict[str, Any] = {}
+    documents: dict[str, Any] = {"sentences": fitted.sentences}
     for part in ("train", "validation"):
         one: Encoded = getattr(fitted, part)
         documents |= {f"{part}/{k}": getattr(one, k) for k in ("labels", "vectors", "offsets")}
@@ -136,6 +138,7 @@ def load(folder: pathlib.Path) -> Fitted:
             train, validation = (
                 _encoded(arrays, part, tuple(record["classes"])) for part in ("train", "validation")
             )
+            sentences = arrays["sentences"]
         chosen = {
             name: {e: Choice(c["overall"], tuple(c["by_length"][n] for n in _GROUPS)) for e, c in row.items()}
             for name, row in record["choices"].items()
@@ -147,7 +150,7 @@ def load(folder: pathlib.Path) -> Fitted:
         raise
     except _DAMAGE as error:
         raise InputError(f"fitted folder {folder} is damaged ({error}); fit again") from error
-    return Fitted(config, public, train, validation, chosen, scores, encoder)
+    return Fitted(config, public, train, validation, chosen, scores, encoder, sentences)
 
 
 def _check(chosen: Mapping[str, Mapping[str, Choice]], scores: Mapping[str, Mapping[str, float]]) -> None:

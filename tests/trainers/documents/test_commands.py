@@ -191,6 +191,7 @@ def test_evaluate_reports_every_method_and_resumes_to_the_same_result(
     assert status == 0
     assert "Each sentence has 10.0000-differential privacy" in err
     assert "does not cover deepest_candidate (no privacy) and word_mdp" in err
+    assert "Measured on the first 4 test documents, so few that its scores mean nothing." in err
     result = json.loads(lines[-1])
     scores = result["macro_f1"]
     assert set(scores) == {"nonprivate", "random", *METHODS}
