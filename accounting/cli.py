@@ -10,7 +10,6 @@ import functools
 import io
 import json
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from accounting import commands_config as config
 from accounting import conversions
 from accounting.comparison import REFERENCE
 from accounting.files import read_strategy
+from accounting.options import one_line, with_names
 from accounting.statement import jsonable, round_up
 
 PROGRAM = "jaxpriv account"
@@ -107,16 +107,14 @@ def _parse(settings: type, argv: list[str], program: str) -> Any:
         with contextlib.redirect_stderr(captured):
             return tyro.cli(
                 settings,
-                args=argv,
+                args=with_names(argv, config.NAMED.get(settings, {})),
                 prog=program,
                 config=flavour,
             )
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        box = re.sub(r"[\u2500-\u257f]", " ", captured.getvalue())
-        text = re.sub(r"\s+", " ", box).strip().removeprefix("Parsing error").strip()
-        raise ValueError(text or "the options could not be read; see --help") from None
+        raise ValueError(one_line(captured.getvalue())) from None
 
 
 def _mechanism(options: Any, z: float) -> accounting.TreeAggregation | accounting.MatrixMechanism:

@@ -3,6 +3,9 @@
 import dataclasses
 from typing import Literal
 
+from accounting.files import NAMES
+from accounting.planning import PLANNED
+
 Adjacency = Literal["zero-out", "add-remove", "replace-one"]
 Method = Literal["exact", "pld", "rdp", "cks"]
 
@@ -187,3 +190,11 @@ class Report(_Output):
     """Also state what the same noise per client would mean at this report goal."""
     population: int | None = None
     """Devices of that deployment."""
+
+
+NAMED = {
+    Matrix: {"--strategy": NAMES},
+    Calibrate: {"--strategy": ("tree", *NAMES)},
+    Plan: {"--mechanism": PLANNED},
+}
+"""Options whose values are names of mechanisms, of each command; any spelling is taken (`accounting.options`)."""

@@ -5,14 +5,21 @@ import os
 import sys
 
 AREAS = {
-    "keyboard": ("trainers.keyboard.cli", "private keyboard language models: train, evaluate"),
-    "documents": ("trainers.documents.cli", "sentence-private document embeddings: fit, release, evaluate"),
-    "translation": ("trainers.translation.cli", "federated nearest-neighbour translation"),
+    "keyboard": (
+        "trainers.keyboard.cli",
+        "private language models: train, evaluate, compare, suggest, compose, rescore, export",
+    ),
+    "documents": ("trainers.documents.cli", "private document embeddings: fit, release, evaluate"),
+    "translation": (
+        "trainers.translation.cli",
+        "federated translation: train, evaluate, translate, keygen, store, share, shuffle, open, attack, release, "
+        "transfer",
+    ),
     "account": (
         "accounting.cli",
-        "privacy accounting, without jax: tree, matrix, convert, plan, report, ...",
+        "privacy accounting, without jax: tree, matrix, convert, calibrate, plan, compare, report",
     ),
-    "data": ("trainers.common.data_cli", "list, prepare and inspect data"),
+    "data": ("trainers.common.data_cli", "data sets and files: list, prepare, inspect"),
 }
 
 

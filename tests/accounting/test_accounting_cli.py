@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import re
 import subprocess
 import sys
 
@@ -248,6 +250,53 @@ def test_bad_input_is_one_line_and_status_2(call, argv, message):
     assert len(err.splitlines()) == 1
     assert err.startswith("jaxpriv account")
     assert message in err
+
+
+@pytest.mark.parametrize("letters", ["utf-8", "ascii"])
+def test_missing_and_unknown_options_are_listed_by_name(letters):
+    """Also where a terminal has no lines to draw boxes with."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "accounting", "tree", "--rounds", "5", "--roundz", "6"],
+        env=os.environ | {"PYTHONIOENCODING": letters},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    missing = r"Missing from .*: --adjacency \S*, --delta FLOAT, --noise-multiplier FLOAT"
+    assert re.fullmatch(
+        rf"jaxpriv account tree: {missing}; Unrecognized options: .*--roundz.*; see --help\n", ran.stderr
+    )
+    assert "Which two" not in ran.stderr
+    assert "---" not in ran.stderr
+
+
+def test_a_mechanism_may_be_called_as_any_command_calls_it(answer, tmp_path, monkeypatch):
+    small = ["--rounds", "30", "--min-separation", "6", *WHERE]
+    noise = ["--noise-multiplier", "2"]
+    for names in (
+        ("bandmf", "banded", "BandMF"),
+        ("blt", "BLT"),
+        ("banded_square_root", "banded square root", "banded-square-root"),
+        ("blt_closed_form", "BLT (closed form)"),
+    ):
+        found = [answer("matrix", *small, *noise, "--strategy", name) for name in names]
+        found += [answer("matrix", *small, *noise, f"--strategy={names[-1]}")]
+        assert len({one["max_error"] for one in found}) == 1
+    goal = ["--epsilon", 8, *small]
+    for names in (("tree", "Tree"), ("bandmf", "BandMF"), ("independent", "Independent")):
+        assert len({answer("calibrate", *goal, "--strategy", name)["value"] for name in names}) == 1
+    found = answer(
+        "plan", "--population", 60, "--report-goal", 10, "--rounds", 30, "--epsilon", 8, *WHERE,
+        "--mechanism", "banded", "banded_square_root", "blt", "--plot", tmp_path / "p.png",
+    )  # fmt: skip
+    assert {one["mechanism"] for one in found["options"]} == {"BandMF", "banded square root", "BLT"}
+    monkeypatch.chdir(tmp_path)  # a file's name stays what it is
+    (tmp_path / "BandMF").write_text('{"coefficients": [1.0]}')
+    alone = answer("matrix", *small, *noise, "--strategy", "BandMF")
+    assert (
+        alone["squared_sensitivity"]
+        == answer("matrix", *small, *noise, "--strategy", "independent")["squared_sensitivity"]
+    )
 
 
 def test_a_strategy_file_that_is_wrong_is_named(call, tmp_path):

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -97,25 +96,9 @@ def parse(
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
+        from accounting.options import one_line  # numpy comes with it
+
         raise InputError(f"{prog}: {one_line(captured.getvalue())}") from None
-
-
-def one_line(box: str) -> str:
-    """What tyro's boxed message says, on one line: without its title, and of the options that it lists the names."""
-    lines = [re.sub(r"^│ ?|\s*│?$", "", line) for line in box.splitlines() if line[:1] not in "╭╰"]
-    parts = []
-    for section in re.split(r"^─+$", "\n".join(lines), flags=re.MULTILINE):
-        first, *rest = section.strip().splitlines() or [""]
-        if first.startswith("For full helptext"):
-            continue
-        options = [line.strip() for line in rest if re.match(r"\s+--\S", line)]
-        if first.startswith("Argument helptext"):
-            parts.append(" ".join(line.strip() for line in rest))
-        elif first.endswith(":") and options:
-            parts.append(f"{first} {', '.join(options)}")
-        else:
-            parts.append(" ".join(line.strip() for line in (first, *rest)).rstrip("."))
-    return "; ".join([*(filter(None, parts) if any(parts) else ["the options cannot be read"]), "see --help"])
 
 
 def finish(result: dict[str, Any], *, as_json: bool, text: str) -> None:

@@ -1,6 +1,7 @@
 """Reads a Hugging Face data set by name, where the `datasets` package is installed."""
 
 import importlib.util
+import pathlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -15,10 +16,14 @@ _FILE = re.compile(r"\.(parquet|pq|jsonl?|ndjson|csv|tsv|sqlite3?|db|gz|txt)$", 
 
 
 def is_name(source: str) -> bool:
-    """Whether this, which is no file, reads as a data set's name rather than as a path."""
+    """Whether this, which is no file, reads as a data set's name rather than as a path; after `hf:` it always does."""
     if source.startswith(_PREFIX):
         return True
-    return _NAME.fullmatch(source) is not None and _FILE.search(source) is None and source[:1] not in "./"
+    if _NAME.fullmatch(source) is None or _FILE.search(source) or source[:1] in "./":
+        return False
+    return (
+        "/" not in source or not pathlib.Path(source).parent.is_dir()
+    )  # in a folder of this machine it is a path
 
 
 def rows(source: str, split: str | None) -> Iterator[Row]:
@@ -38,8 +43,8 @@ def _load(source: str, split: str | None = None) -> Any:
     name, _, configuration = source.removeprefix(_PREFIX).partition(":")
     if importlib.util.find_spec("datasets") is None:
         raise InputError(
-            f"{source} is no file here; to read it as a Hugging Face data set: pip install datasets "
-            "(or give a .parquet, .jsonl or .csv file)"
+            f"{source} does not exist here; check the path, and give a .parquet, .jsonl or .csv file (or pip install "
+            "datasets, if it is the name of a Hugging Face data set)"
         )
     import datasets  # pyright: ignore[reportMissingImports]
 

@@ -143,10 +143,25 @@ def plain(column: pa.ChunkedArray) -> pa.Array:
 def missing_column(path: PathLike, name: str, present: Sequence[str], option: str = "") -> InputError:
     """The error for a column that is not there. Names are cut short: without a header they are somebody's text."""
     listed = ", ".join(f"{name:.20}{'...' if len(name) > 20 else ''}" for name in map(str, present)) or "none"
-    return InputError(
-        f"{path} has no column {name!r}; it has: {listed} (the first line of a table names its columns)"
-        + (f"; choose one with {option}" if option else "")
-    )
+    says = f"{path} has no column {name!r}; it has: {listed}"
+    if mark := _SEPARATORS.get(file_kind(path)):
+        says += " (the first line of a table names its columns)"
+        other = [one for one in (";", "\t", ",", "|") if one != mark and one in "".join(present)]
+        if len(present) == 1 and other:
+            name_it = ", or name it .tsv" if other[0] == TAB else ""
+            return InputError(
+                f"{says}, all in one: cells are separated by {_named(mark)} in a .{file_kind(path)} file, and by "
+                f"{_named(other[0])} in this one; save it with {_named(mark)}{name_it}"
+            )
+    return InputError(says + (f"; choose one with {option}" if option else ""))
+
+
+TAB = "\t"
+_SEPARATORS = {"csv": ",", "tsv": TAB}
+
+
+def _named(mark: str) -> str:
+    return "tabs" if mark == TAB else f"'{mark}'"
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:

@@ -32,6 +32,10 @@ def main(argv: list[str]) -> int:
         "export": {"default": features_config.ExportConfig()},
     }[name]
     kind = type(next(iter(presets.values())))
+    if name == "train":
+        from accounting import options, record
+
+        rest = options.with_names(rest, {"--mechanism": record.MECHANISMS})
     config = command.parse(
         kind, rest, prog=f"jaxpriv keyboard {name}", presets=presets, description=kind.__doc__ or ""
     )

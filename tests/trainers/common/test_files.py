@@ -254,6 +254,38 @@ def test_unreadable_options_give_one_line(argv, message):
     assert re.fullmatch(f"test: {message}", str(caught.value))
 
 
+def test_the_help_names_every_command(capsys):
+    from accounting import cli as accounts
+    from trainers.common import data_cli
+    from trainers.documents import cli as documents
+    from trainers.keyboard import cli as keyboard
+    from trainers.translation import cli as translation
+
+    assert cli.main(["--help"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
+    listed = {area: line.rpartition(": ")[2].split(", ") for area, line in lines.items()}
+    for area, commands in (
+        ("keyboard", keyboard.COMMANDS),
+        ("translation", translation.COMMANDS),
+        ("account", accounts.COMMANDS),
+        ("documents", re.search(r"{(.*)}", documents.USAGE)[1].split(",")),
+        ("data", re.search(r"data (\S*)`", data_cli.__doc__)[1].split("|")),
+    ):
+        assert listed[area] == list(commands)
+    assert listed.keys() == cli.AREAS.keys()
+
+
+def test_the_trainer_takes_the_accountants_names(capsys):
+    for name, message in (("BandMF", "nowhere.jsonl"), ("bandits", "invalid choice 'bandits'")):
+        assert (
+            cli.main(
+                ["keyboard", "train", "--preset", "tiny", "--data", "nowhere.jsonl", "--mechanism", name]
+            )
+            == 2
+        )
+        assert message in capsys.readouterr().err
+
+
 def test_unknown_area_exits_with_2(capsys):
     assert cli.main(["keybord"]) == 2
     assert capsys.readouterr().err.count("\n") == 1

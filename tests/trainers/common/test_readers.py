@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainers.common import parallel_text, readers
+from trainers.common import hugging_face, parallel_text, readers
 from trainers.common.errors import InputError
 
 RECORDS = [
@@ -35,6 +35,36 @@ def refusal(*args, read=readers.read_clients, **options):
 
 def everything(data):
     return {i: data.client_tokens(n) for n, i in enumerate(data.ids)}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "client_id;text\na;b\n", "by ',' in a .csv file, and by ';' in this one; save it with ','"),
+        ("a.csv", "client_id\ttext\na\tb\n", "and by tabs in this one; save it with ',', or name it .tsv"),
+        (
+            "a.tsv",
+            "client_id,text\na,b\n",
+            "by tabs in a .tsv file, and by ',' in this one; save it with tabs",
+        ),
+        ("a.csv", "user\na\n", "it has: user (the first line of a table names its columns); choose one with"),
+        ("a.jsonl", '{"user;id": "a"}\n', "it has: user;id; choose one with --client-field"),
+    ],
+)
+def test_cells_separated_by_something_else_are_told(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    assert message in refusal(tmp_path / name)
+
+
+def test_a_folder_that_is_mistyped_is_no_data_set(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my").mkdir()
+    assert "my/nowhere does not exist" in refusal("my/nowhere", read=readers.read_splits)
+    assert not hugging_face.is_name("my/nowhere")
+    assert hugging_face.is_name("hf:my/nowhere")
+    assert hugging_face.is_name("owner/name")
+    monkeypatch.setattr(hugging_face.importlib.util, "find_spec", lambda name: None)
+    assert "owner/name does not exist here; check the path" in refusal("owner/name")
 
 
 def test_a_client_is_one_whatever_the_number_of_its_records(tmp_path):
