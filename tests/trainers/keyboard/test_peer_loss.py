@@ -42,7 +42,9 @@ def start(config):
     [(0, signal.SIGKILL, -9), (1, signal.SIGKILL, -9), (0, signal.SIGINT, 130)],
 )
 def test_the_survivor_ends_with_one_line_and_its_own_status(tmp_path, victim, how, status):
-    config = toy.config(tmp_path, rounds=60, checkpoint_every=10, evaluate_every=30)
+    config = toy.config(
+        tmp_path, rounds=2000, checkpoint_every=10, evaluate_every=1000
+    )  # not to end by itself
     log, started = tmp_path / "run" / "participation.jsonl", start(config)
     try:
         deadline = time.monotonic() + 240
