@@ -91,6 +91,7 @@ def _begun(run_dir: pathlib.Path, *, resume: bool) -> bool:
     """Whether the folder holds a run that is to be continued."""
     if run_dir.exists() and not run_dir.is_dir():
         raise InputError(f"--run-dir {run_dir} is a file; give a folder")
+    resume = folders.resumes(run_dir, resume)
     if not run_dir.exists() or not any(run_dir.iterdir()) or folders.never_began(run_dir, COMMAND):
         return False
     if not resume:

@@ -9,6 +9,7 @@ from trainers import cli
 from trainers.common import run_dir, statements
 from trainers.common.errors import InputError
 from trainers.common.wording import counted
+from trainers.translation import session
 
 WROTE = {
     "keyboard": "jaxpriv keyboard train",
@@ -90,6 +91,8 @@ def test_going_on_where_nothing_was_written_starts(tmp_path, capsys):
         assert capsys.readouterr().err == f"jaxpriv: nothing was written to {folder} before; starting anew\n"
         folder.mkdir(exist_ok=True)
     (folder / "letter").touch()
+    assert not session._begun(tmp_path / "absent", resume=True)
+    assert "starting anew" in capsys.readouterr().err
     assert run_dir.resumes(folder, True)
     assert not run_dir.resumes(folder, False)
     assert not capsys.readouterr().err

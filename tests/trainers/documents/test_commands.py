@@ -187,8 +187,9 @@ def test_evaluate_reports_every_method_and_resumes_to_the_same_result(
         "--candidates",
         "kmedoids",
     ]
-    status, lines, err = run(capsys, *arguments, "--json")
+    status, lines, err = run(capsys, *arguments, "--json", "--resume")  # killed before there was a folder
     assert status == 0
+    assert "starting anew" in err
     assert "Each sentence has 10.0000-differential privacy" in err
     assert "does not cover deepest_candidate (no privacy) and word_mdp" in err
     assert "Measured on the first 4 test documents, so few that its scores mean nothing." in err

@@ -305,6 +305,8 @@ def test_resuming_on_other_data_is_refused(whole, tmp_path, capsys):
 
 
 def test_resuming_what_is_no_run_is_refused(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
     assert cli.main(["keyboard", *toy.argv(toy.config(tmp_path, resume=True))]) == 2
     assert "not the folder of a run" in one_line(capsys)
 
