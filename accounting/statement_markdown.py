@@ -115,7 +115,8 @@ def _mechanism(mechanism: Mapping[str, Any], number: Any) -> Sequence[str]:
         ("Rounds", mechanism["num_rounds"]),
         (
             "Enforced separation",
-            f"b = {mechanism['min_separation']} ({mechanism['rounds_between']} rounds strictly between)",
+            f"b = {mechanism['min_separation']} ({mechanism['rounds_between']} "
+            f"round{'' if mechanism['rounds_between'] == 1 else 's'} strictly between)",
         ),
         ("Enforced participations", f"at most {mechanism['max_participations']}"),
         ("Restarts after rounds", ", ".join(map(str, mechanism["restarts"])) or "none"),

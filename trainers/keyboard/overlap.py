@@ -15,8 +15,8 @@ _AT_ONCE = 1 << 22  # tokens; bounds the memory beside the text itself
 
 
 def lines_of(*texts: PackedTokens) -> UInt64[np.ndarray, "lines"]:
-    """64 bits of each different line of at least `LEAST_WORDS` words (tokens: marks count), sorted; equal lines are equal
-    whichever text they are of.
+    """64 bits of each different line of at least `LEAST_WORDS` words (tokens: marks count), sorted; equal lines are
+    equal whichever text they are of.
 
     Of a million lines and a million others, two different ones are taken for equal once in 10^7 times.
     """

@@ -72,7 +72,9 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
             "the processes of this run have different settings, data, words or --run-dir; give all of them the same, "
             "but for --process-id"
         )
-    if data.shared and processes.is_first():
+    if (
+        data.shared and config.data != corpus.EMBEDDED and processes.is_first()
+    ):  # embedded text is public as it is
         print(f"jaxpriv keyboard: {'; '.join(data.shared)}", file=sys.stderr)
     if anew and processes.is_first():  # of whatever data it was
         (folder / NGRAM_FILE).unlink(missing_ok=True)
