@@ -4,6 +4,7 @@ of documents, which release nothing private."""
 import json
 import os
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,7 +70,8 @@ def _of_run(said: Mapping[str, Any]) -> list[str]:
     guarantee = said.get("guarantee")
     about: dict[str, list[str]] = {}
     for method, words in guarantee.items() if isinstance(guarantee, Mapping) else ():
-        about.setdefault(str(words).removeprefix("epsilon: none ").strip("()"), []).append(str(method))
+        reason = re.sub(r"^\((.*)\)", r"\1", str(words).removeprefix("epsilon: none "))
+        about.setdefault(reason, []).append(str(method))
     reasons = [f"{', '.join(methods)}: {words}" for words, methods in about.items()]
     return reasons or ["no method of a translation run adds noise; this one has not finished"]
 

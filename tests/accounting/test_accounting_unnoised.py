@@ -12,7 +12,7 @@ GUARANTEE = {
     "p_nmt": "epsilon: none (public text only)",
     "fedavg_1": "epsilon: none (models are exchanged as they are)",
     "ft_ensemble": "epsilon: none (models are exchanged as they are)",
-    "fednn": "epsilon: none (codes are compression; shuffling is none)",
+    "fednn": "epsilon: none (codes are compression; shuffling is none); its weight is tuned",
 }
 
 
@@ -36,7 +36,7 @@ def test_a_translation_run_says_none_with_its_own_reasons(capsys, tmp_path, name
     assert found.data["not_covered"] == [
         "p_nmt: public text only",
         "fedavg_1, ft_ensemble: models are exchanged as they are",
-        "fednn: codes are compression; shuffling is none",
+        "fednn: codes are compression; shuffling is none; its weight is tuned",
     ]
     status, out, _ = report(capsys, tmp_path / name)
     assert status == 0

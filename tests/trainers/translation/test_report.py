@@ -23,7 +23,8 @@ def test_means_and_spreads_are_over_trials():
 def test_the_accountant_says_none_of_a_run(small_run, capsys):
     assert main(["account", "report", str(small_run)]) == 0
     said = capsys.readouterr().out
-    assert "(epsilon: none): p_nmt: public text only" in said
+    reason = report.GUARANTEE["p_nmt"].removeprefix("epsilon: none (").removesuffix(")")
+    assert f"(epsilon: none): p_nmt: {reason}." in said
 
 
 def test_a_setting_that_was_not_run_has_no_table():
