@@ -233,7 +233,7 @@ def test_evaluate_reports_every_method_and_resumes_to_the_same_result(
         (("fit", "--encoder", "absent", "--run-dir", "RUN"), "does not exist"),
         (("release", "--run-dir", "absent", "--data", "x", "--output", "y", "--epsilon", "10"), "fit"),
         (("release", "--run-dir", "absent", "--data", "x", "--output", "y", "--epsilon", "0"), "positive"),
-        (("release", "--epsilon", "10"), "required"),
+        (("release", "--epsilon", "10"), "--run-dir STR, --data STR, --output STR"),
         (("publish",), "unknown command"),
         (("fit", "--no-such-option"), "no-such-option"),
     ],

@@ -17,6 +17,11 @@ from trainers.common.errors import InputError
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
+def interruptible():
+    """A shell's background job, which the tests may be, ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(config):
     """Both processes of the run, each with pipes of its own."""
     with socket.socket() as free:
@@ -31,6 +36,7 @@ def start(config):
             stderr=subprocess.PIPE,
             text=True,
             env=env,
+            preexec_fn=interruptible,
         )
         for argv in ours
     ]
