@@ -17,11 +17,6 @@ from trainers.common.errors import InputError
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
-def interruptible():
-    """A shell's background job, which the tests may be, ignores Ctrl-C, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def start(config):
     """Both processes of the run, each with pipes of its own."""
     with socket.socket() as free:
@@ -29,17 +24,21 @@ def start(config):
         port = free.getsockname()[1]
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PYTHONPATH": str(ROOT)}
     ours = [toy.argv(two_processes.group(config, i, port)) for i in range(2)]
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", "trainers", "keyboard", *argv],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-            preexec_fn=interruptible,
-        )
-        for argv in ours
-    ]
+    # A shell's background job, which the tests may be, ignores Ctrl-C, and so would its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return [
+            subprocess.Popen(
+                [sys.executable, "-m", "trainers", "keyboard", *argv],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=env,
+            )
+            for argv in ours
+        ]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow
