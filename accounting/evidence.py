@@ -19,7 +19,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from accounting import record
+from accounting import _json, record
 
 PathLike = str | os.PathLike[str]
 STATEMENT_FILE = "privacy.json"
@@ -72,7 +72,7 @@ def stages_of(run_dir: PathLike) -> list[str] | None:
       ValueError: the list is damaged; or the run's settings say that there is one, and it is gone.
     """
     found, folder = record.read_stages(run_dir), pathlib.Path(run_dir)
-    asked = (_read(folder / _SETTINGS) or {}).get("clip")
+    asked = (_json.read_object(folder / _SETTINGS) or {}).get("clip")
     if found is None and asked == "two_stage" and not (folder / record.MECHANISM_FILE).exists():
         raise ValueError(
             f"{folder / record.STAGES_FILE} is missing, and {folder / _SETTINGS} is of a run in stages: one of them "
@@ -160,7 +160,7 @@ def _rounds_measured(path: pathlib.Path) -> Iterator[int]:
     except OSError:
         return
     for line in lines:
-        row = _object(line)
+        row = _json.object_in(line)
         t = row.get("round") if row else None
         if isinstance(t, int) and not isinstance(t, bool) and t >= 0:
             yield t
@@ -168,7 +168,7 @@ def _rounds_measured(path: pathlib.Path) -> Iterator[int]:
 
 def _statement(folder: pathlib.Path) -> dict[str, Any] | None:
     """The statement in a folder; None where there is none that can be read."""
-    found = _read(folder / STATEMENT_FILE)
+    found = _json.read_object(folder / STATEMENT_FILE)
     if found is None or "rho" not in found:
         return None
     try:
@@ -182,12 +182,12 @@ def _statement(folder: pathlib.Path) -> dict[str, Any] | None:
 def _require_unchanged(folder: pathlib.Path, facts: record.RunRecord) -> None:
     """Refuses a mechanism.json that says something else than what the run noted of it elsewhere."""
     now = json.loads(json.dumps(dataclasses.asdict(facts), default=record.plain))
-    noted = [(place / _FACTS, _read(place / _FACTS) or {}) for place in _checkpoints(folder)]
+    noted = [(place / _FACTS, _json.read_object(place / _FACTS) or {}) for place in _checkpoints(folder)]
     known = [
         (where, found["mechanism"]) for where, found in noted if isinstance(found.get("mechanism"), dict)
     ]
     settings = [(where, found.get("settings")) for where, found in noted]
-    settings.append((folder / _SETTINGS, _read(folder / _SETTINGS)))
+    settings.append((folder / _SETTINGS, _json.read_object(folder / _SETTINGS)))
     known += [(where, found) for where, given in settings if (found := _as_record(given)) is not None]
     for where, then in known:
         for name in [name for name in now if name in then and now[name] != then[name]]:
@@ -209,21 +209,6 @@ def _as_record(settings: Any) -> dict[str, Any] | None:
     if "insecure_noise_seed" in settings:
         found["simulation"] = settings["insecure_noise_seed"] is not None
     return found
-
-
-def _read(path: pathlib.Path) -> dict[str, Any] | None:
-    try:
-        return _object(path.read_bytes())
-    except OSError:
-        return None
-
-
-def _object(text: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _short(value: Any) -> str:

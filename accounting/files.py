@@ -4,7 +4,7 @@ import json
 import os
 from typing import Any
 
-from accounting import optimize, strategies
+from accounting import _json, optimize, strategies
 
 NAMES = (
     "independent",
@@ -52,13 +52,8 @@ def read_strategy(
         return made[name]()
     if not os.path.exists(name):
         raise ValueError(f"strategy {name!r} is neither a file nor one of {', '.join(NAMES)}")
-    with open(name, encoding="utf-8") as file:
-        try:
-            data = json.load(file)
-        except ValueError as error:
-            raise ValueError(f"{name}: not JSON ({error})") from None
-        except RecursionError:
-            raise ValueError(f"{name}: not a strategy (nested too deeply)") from None
+    with open(name, encoding="utf-8") as file, _json.refused(name, "a strategy"):
+        data = json.load(file)
     for keys, make in (
         ({"coefficients"}, strategies.Toeplitz),
         ({"theta", "omega"}, strategies.BLT),

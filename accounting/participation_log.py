@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accounting import _checks
+from accounting import _checks, _json
 
 PARTICIPATION_FILE = "participation.jsonl"
 
@@ -71,7 +71,7 @@ class ParticipationLog:
         self._file.flush()
         os.fsync(descriptor)
         if new:
-            _sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
 
     def append(
         self,
@@ -200,21 +200,14 @@ def _split(data: bytes) -> tuple[list[bytes], bytes]:
     A last line that only lacks its end counts: whatever cut that off, its round may be out.
     """
     *lines, rest = data.split(b"\n")
-    try:
-        whole = isinstance(json.loads(rest), dict)
-    except (ValueError, RecursionError):
-        whole = False
+    whole = _json.object_in(rest) is not None
     return ([*lines, rest], b"") if whole else (lines, rest)
 
 
 def _row(line: bytes, where: str) -> tuple[int, list[Any], list[Any], dict[str, Any]]:
     """Reads and checks one line: its round, devices, failed ones, and the whole object."""
-    try:
+    with _json.refused(where, "a line of the log"):
         row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where}: not JSON ({error})") from None
-    except RecursionError:
-        raise ValueError(f"{where}: not a line of the log (nested too deeply)") from None
     if not isinstance(row, dict) or "round" not in row or "devices" not in row:
         raise ValueError(f'{where}: must be an object with "round" and "devices"')
     index = _checks.integer(f"{where}: round", row["round"], minimum=0)
@@ -233,7 +226,7 @@ def _row(line: bytes, where: str) -> tuple[int, list[Any], list[Any], dict[str, 
     return index, lists[0], lists[1], row
 
 
-def _sync_folder(folder: pathlib.Path) -> None:
+def sync_folder(folder: pathlib.Path) -> None:
     """Puts a new file's name on disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

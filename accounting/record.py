@@ -31,7 +31,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accounting import _checks, strategies
+from accounting import _checks, _json, strategies
 from accounting.guarantees import value_noise_multiplier
 from accounting.mechanisms import (
     MOST_ROUNDS,
@@ -302,17 +302,14 @@ def read_mechanism(run_dir: str | os.PathLike[str]) -> RunRecord:
 
 def _load(path: pathlib.Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with _json.refused(f"{path}", "a run record"):
+            return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(
             f"{path}: no such file; give the folder of a run, or a released file with its statement"
         ) from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from None
-    except RecursionError:
-        raise ValueError(f"{path}: not a run record (nested too deeply)") from None
 
 
 def violation(record: RunRecord, participation: Participation) -> str | None:

@@ -1,14 +1,13 @@
 """Folders that this project writes without noise: runs and memories of translation, which have no guarantee, and fits
 of documents, which release nothing private."""
 
-import json
 import os
 import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from accounting import evidence
+from accounting import _json, evidence
 from accounting.statement import PrivacyStatement, no_guarantee
 
 PathLike = str | os.PathLike[str]
@@ -35,7 +34,10 @@ def statement_of(path: PathLike) -> PrivacyStatement | None:
     """
     where = pathlib.Path(path)
     folder = where.parent if where.name == evidence.STATEMENT_FILE else where
-    made, said = (_object(folder / name) for name in (_MANIFEST, evidence.STATEMENT_FILE))
+    made, said = (
+        _json.read_object(folder / _MANIFEST) or {},
+        _json.read_object(folder / evidence.STATEMENT_FILE),
+    )
     if said is not None and "guarantee" not in said:
         return None  # a statement of this project, or something else
     command = str(made.get("command", "")).removeprefix("jaxpriv ")
@@ -74,13 +76,3 @@ def _of_run(said: Mapping[str, Any]) -> list[str]:
         about.setdefault(reason, []).append(str(method))
     reasons = [f"{', '.join(methods)}: {words}" for words, methods in about.items()]
     return reasons or ["no method of a translation run adds noise; this one has not finished"]
-
-
-def _object(path: pathlib.Path) -> Any:
-    """A file's JSON object; of a manifest that cannot be read an empty one, of a statement None."""
-    none = {} if path.name == _MANIFEST else None
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return none
-    return found if isinstance(found, dict) else none

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from accounting.participation_log import sync_folder
 from trainers.common import files, metrics
 from trainers.common.errors import InputError
 from trainers.common.host_arrays import from_host, is_key, to_host
@@ -42,14 +43,6 @@ def _file_name(leaf_name: str) -> str:
 def _digests(folder: pathlib.Path) -> dict[str, list[Any]]:
     found = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / DIGESTS)
     return {p.relative_to(folder).as_posix(): [p.stat().st_size, files.digest(p)] for p in found}
-
-
-def _sync_folder(folder: pathlib.Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def steps(folder: files.PathLike) -> list[int]:
@@ -113,7 +106,7 @@ def save(folder: files.PathLike, step: int, tree: Any, *, facts: dict[str, Any],
     recorded = _digests(aside)
     with files.atomic_write(aside / DIGESTS) as file:
         json.dump(recorded, file, indent=1)
-    _sync_folder(aside)
+    sync_folder(aside)
     if place.exists():
         replaced = root / f".aside-replaced-{step}"
         os.rename(place, replaced)
@@ -121,7 +114,7 @@ def save(folder: files.PathLike, step: int, tree: Any, *, facts: dict[str, Any],
         shutil.rmtree(replaced)
     else:
         os.rename(aside, place)
-    _sync_folder(root)
+    sync_folder(root)
     for old in [s for s in steps(root) if s < step][: -(keep - 1) or None]:
         shutil.rmtree(root / str(old))
 
