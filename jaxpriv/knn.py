@@ -376,9 +376,11 @@ def init_meta(key: Key[Array, ""], *, k: int, hidden: int = 32) -> MetaK:
 
 
 def meta_log_probs(meta: MetaK, neighbors: Neighbors) -> Float[Array, "batch choices"]:
-    """Returns log p(k) over `choices(K)`, from distances and distinct counts."""
+    """Returns log p(k) over `choices(K)`, from distances and distinct counts; without a neighbour p(0) is 1."""
     hidden = jnp.tanh(features(neighbors) @ meta.hidden_weights + meta.hidden_bias[None])
-    return jax.nn.log_softmax(hidden @ meta.out_weights + meta.out_bias[None], -1)
+    log_choice = jax.nn.log_softmax(hidden @ meta.out_weights + meta.out_bias[None], -1)
+    none = jnp.where(jnp.arange(log_choice.shape[-1]) == 0, 0.0, -jnp.inf)
+    return jnp.where(jnp.any(neighbors.ids >= 0, -1, keepdims=True), log_choice, none[None])
 
 
 def features(neighbors: Neighbors) -> Float[Array, "batch features"]:

@@ -87,6 +87,7 @@ def test_equal_keys_come_in_order_of_row(present, seed):
 
 @pytest.mark.parametrize("shift", [0.0, 1e4, 1e5, 1e6])
 def test_distances_keep_their_digits_far_from_zero(shift):
+    """The expanded form has 32 and 96 at 1e4, and -4096 or -262144 beyond (AC42)."""
     keys = jnp.asarray([[0, 0], [3, 4], [10, 0]], jnp.float32) + shift
     found = search(build(keys, jnp.arange(3)), jnp.full((1, 2), shift), k=3)
     assert found.distances.tolist() == [[0, 25, 100]]
@@ -94,14 +95,15 @@ def test_distances_keep_their_digits_far_from_zero(shift):
 
 
 def test_near_equal_large_vectors_are_told_apart():
+    """Squared distances 904893.6 and 57.81, the second key the nearest (AC42)."""
     keys = jnp.asarray([[4208292, 2335623.5, 4171305], [4208843.5, 2334869.5, 4171171.5]], jnp.float32)
     query = jnp.asarray([[4208848, 2334863.5, 4171170.2]], jnp.float32)
     found = search(build(keys, jnp.arange(2)), query, k=2)
     assert found.ids.tolist() == [[1, 0]]
+    np.testing.assert_allclose(found.distances, [[57.81, 904893.6]], rtol=1e-4)
     # The query's 4171170.2 is 4171170.25 in float32.
     exact = ((np.float64(query) - np.float64(keys)) ** 2).sum(-1)[::-1]
     np.testing.assert_allclose(found.distances[0], exact, rtol=1e-6)
-    np.testing.assert_allclose(exact, [57.81, 904893.6], rtol=1e-3)
 
 
 def test_what_the_rounding_of_scores_costs_is_bounded():
@@ -126,6 +128,7 @@ def test_what_the_rounding_of_scores_costs_is_bounded():
 
 
 def test_distances_are_never_negative_and_zero_for_a_stored_key():
+    """Rounding may make neither less than 0 (AC42)."""
     keys, values = random_store(0, 300, 64, spread=1000)
     found = search(build(keys, values), keys[:20], k=3)
     assert (found.distances >= 0).all()
@@ -133,24 +136,33 @@ def test_distances_are_never_negative_and_zero_for_a_stored_key():
     assert found.ids[:, 0].tolist() == list(range(20))
 
 
+SEVENTHS = [0, 0, 0, 0, 0, 4 / 7, 2 / 7, 1 / 7, 0, 0]  # of values 5, 6, 7 at distances 0, ln 2, ln 4
+
+
 def test_fewer_neighbours_than_k_carry_no_mass():
+    """A filler id of -1 would index the last value and give 7 what is missing (AC41)."""
     neighbors = as_neighbors([[(0.0, 5, 0), (LN2, 6, 1), (2 * LN2, 7, 2)]], 8)
     probs = jnp.exp(to_log_probs(neighbors, vocab_size=10, temperature=1.0))[0]
-    np.testing.assert_allclose(probs[5:8], [4 / 7, 2 / 7, 1 / 7], rtol=1e-6)
-    assert probs[:5].tolist() == [0] * 5
-    assert probs[8:].tolist() == [0] * 2
+    np.testing.assert_allclose(probs, SEVENTHS, rtol=1e-6)
 
 
 def test_search_beyond_the_store_leaves_missing_slots():
+    """3 entries, K = 8: alone and mixed by eight neighbours alone (AC41)."""
     keys = jnp.sqrt(jnp.asarray([[0.0], [LN2], [2 * LN2]]))
     found = search(build(keys, jnp.asarray([5, 6, 7])), jnp.zeros((1, 1)), k=8)
     assert found.ids.tolist() == [[0, 1, 2, -1, -1, -1, -1, -1]]
+    np.testing.assert_allclose(found.distances[0, :3], [0, LN2, 2 * LN2], atol=1e-6)
     probs = jnp.exp(to_log_probs(found, vocab_size=10, temperature=1.0))[0]
-    np.testing.assert_allclose(probs[5:8], [4 / 7, 2 / 7, 1 / 7], rtol=1e-5)
+    np.testing.assert_allclose(probs, SEVENTHS, rtol=1e-5)
+    all_eight = jnp.log(jnp.asarray([[0.0, 0.0, 0.0, 0.0, 1.0]]))
+    uniform = jnp.log(jnp.full((1, 10), 0.1))
+    mixed = jnp.exp(adaptive(uniform, found, all_eight, temperature=1.0))[0]
+    np.testing.assert_allclose(mixed, SEVENTHS, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_empty_store_gives_the_model(masked):
+    """p = p_NMT, the weight of k = 0 is 1 (AC41)."""
     keys = jnp.ones((4 if masked else 0, 2))
     store = build(keys, jnp.zeros(len(keys), jnp.int32), mask=jnp.zeros(len(keys), bool))
     found = search(store, jnp.ones((2, 2)), k=4)
@@ -158,11 +170,14 @@ def test_empty_store_gives_the_model(masked):
     log_nmt = jax.nn.log_softmax(jnp.asarray([[1.0, 2.0, 3.0]] * 2))
     log_knn = to_log_probs(found, vocab_size=3, temperature=10.0)
     assert (knn.interpolate(log_nmt, log_knn, weight=0.7) == log_nmt).all()
-    meta = knn.init_meta(jax.random.key(0), k=4)
-    assert (adaptive(log_nmt, found, meta_log_probs(meta, found), temperature=10.0) == log_nmt).all()
+    log_choice = meta_log_probs(knn.init_meta(jax.random.key(0), k=4), found)
+    assert jnp.exp(log_choice).tolist() == [[1, 0, 0, 0]] * 2
+    for choice in (log_choice, jnp.log(jnp.full((2, 4), 0.25))):  # whatever a network says
+        assert (adaptive(log_nmt, found, choice, temperature=10.0) == log_nmt).all()
 
 
 def test_temperature_survives_large_distances_and_infinity():
+    """Weights 0.731059, 0.268941, 0 where a plain exp gives 0 / 0; one that is not positive is refused (AC43)."""
     neighbors = as_neighbors([[(1e6, 0, 0), (1e6 + 10, 1, 1), (2e6, 2, 2)]], 3)
 
     def probs(t):
@@ -173,6 +188,8 @@ def test_temperature_survives_large_distances_and_infinity():
     for bad in (0, -1, 0.0, float("nan"), np.float32(-1), np.float64(0), jnp.float32(0), 1e-45, np.int32(0)):
         with pytest.raises(ValueError, match="temperature must be positive"):
             knn.to_log_probs(neighbors, vocab_size=3, temperature=bad)
+        with pytest.raises(ValueError, match="temperature must be positive"):
+            knn.adaptive(jnp.zeros((1, 3)), neighbors, jnp.zeros((1, 3)), temperature=bad)
     # One that is traced cannot be refused: the nearest takes all, and nothing is NaN.
     cold = to_log_probs(neighbors, vocab_size=3, temperature=jnp.float32(-1))
     np.testing.assert_allclose(jnp.exp(cold), [[1, 0, 0]])

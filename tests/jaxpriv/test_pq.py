@@ -69,15 +69,18 @@ def test_distances_equal_those_to_decoded_vectors():
 
 
 def test_fewer_vectors_than_centroids_is_refused_with_both_numbers():
+    """100 vectors, 256 centroids, 4 subspaces; as many centroids as vectors are exact (AC46)."""
     with pytest.raises(ValueError, match=r"100 vectors cannot place 256 centroids.*at most 100"):
         pq.fit(jax.random.key(0), vectors(0, 100, 8), num_subspaces=4)
     x = vectors(0, 100, 8)
     codebook = pq.fit(jax.random.key(0), x, num_subspaces=4, num_centroids=100)
+    assert np.isfinite(codebook.centroids).all()
     assert (pq.decode(codebook, pq.encode(codebook, x)) == x).all()
 
 
 @pytest.mark.parametrize("distinct", [1, 2, 40])
 def test_repeated_vectors_are_kept_exactly(distinct):
+    """300 copies of one vector, or 150 of each of two, for 256 centroids (AC47)."""
     rng = np.random.default_rng(distinct)
     different = rng.standard_normal((distinct, 8), dtype=np.float32)
     x = jnp.asarray(np.resize(different, (300, 8)))

@@ -119,10 +119,8 @@ def loss(
     choice = knn.meta_log_probs(meta, positions.neighbors)
     log_p = knn.adaptive(positions.log_nmt, positions.neighbors, choice, temperature=temperature)
     truth = jnp.take_along_axis(log_p, positions.target[:, None], 1)[:, 0]
-    found = (positions.neighbors.ids >= 0).any(-1)
-    log_keep = jnp.where(found, choice[:, 0], 0.0)
     counted = positions.log_nmt > -1e8
-    total = jnp.where(counted, log_p, 0.0).sum(-1) + positions.rest_sum + positions.rest_count * log_keep
+    total = jnp.where(counted, log_p, 0.0).sum(-1) + positions.rest_sum + positions.rest_count * choice[:, 0]
     pieces = positions.rest_count + counted.sum(-1)
     return -((1 - smoothing) * truth + smoothing * total / pieces).mean()
 

@@ -79,10 +79,18 @@ def test_streamed_search_finds_what_a_search_of_the_whole_finds(tmp_path, all_co
     np.testing.assert_allclose(whole.distances, exact, rtol=1e-4)
 
 
-def test_empty_memory_has_no_neighbours(tmp_path):
-    filled(tmp_path / "s", None)
-    found = datastore.search(datastore.open_store(tmp_path / "s"), jnp.zeros((2, 8)), k=3)
-    assert found.ids.tolist() == [[-1] * 3] * 2
+def test_a_memory_of_fewer_records_than_neighbours(tmp_path):
+    """None has no neighbour; three have three, at 0, ln 2 and ln 4, and nothing else has mass (AC41)."""
+    what = filled(tmp_path / "s", None)
+    found = datastore.search(datastore.open_store(tmp_path / "s"), jnp.zeros((2, 8)), k=8)
+    assert found.ids.tolist() == [[-1] * 8] * 2
+    keys = np.zeros((3, 8), np.float32)
+    keys[:, 0] = np.sqrt(np.log([1, 2, 4]))
+    datastore.append(tmp_path / "s", what, keys=keys, values=np.array([5, 6, 7]))
+    found = datastore.search(datastore.open_store(tmp_path / "s"), jnp.zeros((2, 8)), k=8)
+    assert found.ids.tolist() == [[0, 1, 2] + [-1] * 5] * 2
+    log_probs = jax.jit(knn.to_log_probs, static_argnames="vocab_size")(found, vocab_size=8, temperature=1.0)
+    np.testing.assert_allclose(jnp.exp(log_probs), [[0, 0, 0, 0, 0, 4 / 7, 2 / 7, 1 / 7]] * 2, rtol=1e-5)
 
 
 def test_a_killed_append_leaves_the_memory_as_it_was(tmp_path, monkeypatch):

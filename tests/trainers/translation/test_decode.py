@@ -96,6 +96,7 @@ def test_beam_equals_its_twin(sharp, penalty):
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_result_does_not_depend_on_the_batch(sharp, beams):
+    """Alone, and beside one of 200 pieces: the same pieces, scores equal to 1e-4 (AC51)."""
     graphdef, params = sharp
     short, long = sources(4, 200)
     stepper = decode.plain(graphdef)
@@ -108,6 +109,7 @@ def test_result_does_not_depend_on_the_batch(sharp, beams):
 
 
 def test_blank_lines_give_blank_lines(sharp):
+    """In their places, and the lines beside them as when translated alone (AC50)."""
     graphdef, params = sharp
     a, b = sources(4, 6)
     empty = np.zeros(0, np.int32)
@@ -132,6 +134,7 @@ def constant(log_probs):
 @pytest.mark.parametrize("penalty", [0.0, 1.0, -1.0])
 @pytest.mark.parametrize("beams", [1, 2])
 def test_an_end_mark_first_has_length_one(penalty, beams):
+    """Not 0, which no power divides by (AC52)."""
     stepper = constant([1e-9, 1e-9, 0.9, 0.05, 0.05])
     (out,) = decode.search(stepper, None, sources(3), beams=beams, length_penalty=penalty, rows=1)
     assert len(out.pieces) == 0
@@ -140,12 +143,33 @@ def test_an_end_mark_first_has_length_one(penalty, beams):
 
 
 def test_a_hypothesis_cut_at_its_limit_counts_its_pieces():
+    """As many as have log-probabilities, as in a finished one, whose end mark has one (AC52)."""
     stepper = constant([1e-9, 1e-9, 1e-9, 0.7, 0.3])
     for beams in (1, 2):
         (out,) = decode.search(stepper, None, sources(3), beams=beams, length_penalty=1.0, rows=1)
         assert not out.finished
         assert len(out.pieces) == decode.length_limit(4)
         assert out.score == pytest.approx(np.log(0.7), abs=1e-5)
+
+
+@pytest.mark.parametrize(("penalty", "pieces"), [(0.0, 0), (1.0, 1), (-1.0, 0)])
+def test_the_penalty_ranks(penalty, pieces):
+    """End first, 0.4, or a piece and then the end, 0.6 x 0.6: penalty 0 goes by log-probability alone (AC52)."""
+    end = jnp.log(jnp.asarray([1e-9, 1e-9, 0.4, 0.6, 1e-9]))
+    then = jnp.log(jnp.asarray([1e-9, 1e-9, 0.6, 0.2, 0.2]))
+    stepper = dataclasses.replace(
+        constant([1.0] * 5),
+        step=lambda weights, cache, pieces, position, active: (
+            cache,
+            jnp.tile(jnp.where(position == 0, end, then)[None], (len(pieces), 1)),
+        ),
+    )
+    (out,) = decode.search(stepper, None, sources(3), beams=2, length_penalty=penalty, rows=1)
+    assert list(out.pieces) == [3] * pieces
+    assert out.score == pytest.approx(np.log(0.36) / 2 if pieces else np.log(0.4), abs=1e-5)
+    (greedy,) = decode.search(stepper, None, sources(3), length_penalty=penalty, rows=1)
+    assert list(greedy.pieces) == [3]
+    assert greedy.score == pytest.approx(np.log(0.36) / 2**penalty, abs=1e-5)
 
 
 def test_no_recompilation_a_sentence(sharp):

@@ -9,6 +9,7 @@ from trainers.translation import dealing, federated
 
 
 def test_average_is_weighted_by_pairs():
+    """Clients with 3, 1 and 0 pairs and parameters 1, 5, 100 have the mean 2; nobody's pairs, none (AC45)."""
     models = [{"w": jnp.full(2, v)} for v in (1.0, 5.0, 100.0)]
     out = federated.average(models, [3, 1, 0])
     np.testing.assert_allclose(out["w"], [2.0, 2.0], rtol=1e-6)

@@ -2,39 +2,51 @@
 
 import numpy as np
 import pytest
+import sacrebleu
 
 from trainers.translation import scoring
 
 LETTERS = ["A B C D", "B C D E", "C D E F"]
+PLAIN = "the cat sat on the mat ."
 
 
 def test_empty_hypotheses_are_kept():
+    """All precisions 100, brevity penalty exp(1 - 11/7): 56.47; nothing said at all is 0 (AC53)."""
     references = ["the cat sat on the mat .", "a dog ran ."]
-    assert scoring.score([references[0], ""], references).bleu == pytest.approx(
-        100 * np.exp(1 - 11 / 7), abs=0.005
-    )
+    found = scoring.score([references[0], ""], references).bleu
+    assert found == pytest.approx(56.47, abs=0.005)
+    assert found == pytest.approx(100 * np.exp(1 - 11 / 7))
     assert scoring.score(["", ""], references).bleu == 0.0
 
 
-def test_references_are_one_flat_list():
+def test_references_are_one_flat_list(monkeypatch):
+    """The right shape has 100 over 12 tokens; its transpose is refused, which sacreBLEU reads as 4 (AC54)."""
+    computed, plain = [], sacrebleu.BLEU.corpus_score
+    monkeypatch.setattr(sacrebleu.BLEU, "corpus_score", lambda *a: computed.append(plain(*a)) or computed[-1])
     assert scoring.score(LETTERS, LETTERS).bleu == pytest.approx(100)
-    with pytest.raises(ValueError, match="flat list"):
-        scoring.score(LETTERS, [[line] for line in LETTERS])
-    with pytest.raises(ValueError, match="flat list"):
-        scoring.score(LETTERS, [LETTERS])
-    with pytest.raises(ValueError, match="flat list"):
-        scoring.score("A B C D", LETTERS)
+    (one,) = computed
+    assert (one.sys_len, one.ref_len) == (12, 12)
+    for hypotheses, references in (
+        (LETTERS, [[line] for line in LETTERS]),
+        (LETTERS, [LETTERS]),
+        ([LETTERS], [LETTERS]),
+        ("A B C D", LETTERS),
+    ):
+        with pytest.raises(ValueError, match="flat list"):
+            scoring.score(hypotheses, references)
+    assert len(computed) == 1
 
 
-@pytest.mark.parametrize(
-    "odd", ["the cat sat on the mat .\r", "the cat sat on the mat .\n", "the cat sat on\u00a0the mat ."]
-)
+@pytest.mark.parametrize("odd", [f"{PLAIN}\r", f"{PLAIN}\n", PLAIN.replace("on the", "on\u00a0the")])
 def test_line_ends_and_no_break_spaces(odd):
-    assert scoring.score([odd], ["the cat sat on the mat ."]).bleu == pytest.approx(100)
+    """On either side, or both (AC55)."""
+    for hypothesis, reference in ((odd, PLAIN), (PLAIN, odd), (odd, odd)):
+        assert scoring.score([hypothesis], [reference]).bleu == pytest.approx(100)
 
 
 def test_a_reference_of_a_form_feed():
-    assert scoring.score(["the cat sat on the mat ."], ["\f"]).bleu == 0.0
+    """0.00, and no division by zero (AC55)."""
+    assert scoring.score([PLAIN], ["\f"]).bleu == 0.0
 
 
 def test_signature_and_refusals():

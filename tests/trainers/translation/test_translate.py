@@ -59,6 +59,20 @@ def test_empty_translations_keep_their_lines(small_run, tmp_path, capsys, text):
     assert (tmp_path / "out").read_text() == "\n" * len(lines)
 
 
+def test_blank_lines_of_a_batch_stay_and_change_nothing(talking, tmp_path, capsys):
+    """hello, nothing, three spaces, world: four lines, the first and last as when translated alone (AC50)."""
+    (tmp_path / "text").write_text("hello\n\n   \nworld\n")
+    status, out, _ = printed(capsys, "--model", talking, "--input", tmp_path / "text")
+    assert status == 0
+    first, second, third, fourth, rest = out.split("\n")
+    assert (second, third, rest) == ("", "", "")
+    assert first != fourth
+    for word, answer in (("hello", first), ("world", fourth)):
+        (tmp_path / word).write_text(f"{word}\n")
+        assert answer.strip()
+        assert printed(capsys, "--model", talking, "--input", tmp_path / word)[:2] == (0, f"{answer}\n")
+
+
 def test_standard_input_is_answered_line_by_line(talking, tmp_path, capsys, piped):
     content = b"\xef\xbb\xbfhouse garden\r\n\n\x00\nriver way"
     (tmp_path / "text").write_bytes(content)
