@@ -1,11 +1,14 @@
 """Run folders: made once, never overwritten, resumed only by the run that they belong to."""
 
+import contextlib
+import fcntl
 import json
+import os
 import pathlib
 import sys
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainers.common import files, manifest
@@ -14,24 +17,69 @@ from trainers.common.errors import InputError
 _SHOWN = 5  # differing fields named in a refusal
 
 
-def create(path: files.PathLike) -> pathlib.Path:
-    """Makes a new run folder.
+def require_new(path: files.PathLike) -> None:
+    """Refuses what is there already, but for an empty folder.
 
     Raises:
-      InputError: it exists already, or cannot be made.
+      InputError: with the remedy.
     """
     folder = pathlib.Path(path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(
             f"run folder {folder} exists already; choose another --run-dir, or go on with --resume"
         )
+
+
+@contextlib.contextmanager
+def held(path: files.PathLike) -> Iterator[None]:
+    """Keeps other processes' runs out of a folder while one is at work there; makes it where it is not.
+
+    Two runs at once would each release rounds under a noise key of its own, and the log of both would count them once.
+    A folder that is empty in the end, after a refusal, is gone again. File systems without locks are not held.
+
+    Raises:
+      InputError: another run is at work there, or the folder cannot be made.
+    """
+    folder = pathlib.Path(path)
+    if folder.exists() and not folder.is_dir():  # refused by what reads it
+        yield
+        return
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _locked(folder)
     except OSError as error:
         raise InputError(
             f"run folder {folder} cannot be made: {error.strerror}; choose another --run-dir"
         ) from error
-    return folder
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # something is in it
+            for each in made:
+                each.rmdir()
+        os.close(descriptor)
+
+
+def _locked(folder: pathlib.Path) -> int:
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # removed in between
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise InputError(
+                f"another run is at work in {folder}; wait for its end, or choose another --run-dir"
+            ) from error
+        except OSError:
+            return descriptor
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(folder), os.fstat(descriptor)):
+                return descriptor
+        os.close(descriptor)  # what was locked was removed in between
 
 
 def require(path: files.PathLike, command: str = "") -> pathlib.Path:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from trainers.common import command
+from trainers.common import command, run_dir
 from trainers.common.errors import InputError
 from trainers.common.wording import counted
 from trainers.documents.config import METHODS, PRESETS, Config, ReleaseConfig, named
@@ -30,12 +30,13 @@ def main(argv: Sequence[str]) -> int:
         description = {"fit": "Fits what a release needs.", "evaluate": "Measures every method."}[name]
         config = command.parse(Config, rest, prog=prog, presets=PRESETS, description=description)
         begin(config.devices)
-        if name == "fit":
-            from trainers.documents.fit import fit
+        with run_dir.held(config.run_dir):
+            if name == "fit":
+                from trainers.documents.fit import fit
 
-            result, text = fit(config)
-        else:
-            result, text = evaluate(config)
+                result, text = fit(config)
+            else:
+                result, text = evaluate(config)
         command.finish(result, as_json=config.json, text=text)
         return 0
     if name == "release":

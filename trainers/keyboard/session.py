@@ -1,6 +1,7 @@
 """A whole command: the run, its comparisons, statement, pictures and closing table."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -49,9 +50,16 @@ NOT_COVERED = (
 
 def train(config: Config) -> tuple[dict[str, Any], str]:
     """Runs `jaxpriv keyboard train`: returns the JSON result and the closing text."""
+    with contextlib.ExitStack() as until_done:
+        return _train(config, until_done)
+
+
+def _train(config: Config, until_done: contextlib.ExitStack) -> tuple[dict[str, Any], str]:
     folder = pathlib.Path(config.run_dir)
     with processes.together():
         _require_one_process(config)
+        if processes.is_first():
+            until_done.enter_context(run_dir.held(folder))
         config = dataclasses.replace(config, resume=run_dir.resumes(folder, config.resume))
         anew = config.resume and _never_began(folder)
         if config.resume and not anew and not (folder / pretrain.FOLDER / "config.json").is_file():
@@ -85,7 +93,7 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     with processes.together():
         runs = make_runs(config, data, first_stage)  # refuses before it writes
         if not config.resume and processes.is_first():
-            run_dir.create(folder)
+            run_dir.require_new(folder)
     pretrain_into(folder, config, data, first_stage, runs)
     del data
     return train_runs(config, runs)

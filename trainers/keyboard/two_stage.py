@@ -51,7 +51,7 @@ def train(
     if warning:
         print(f"jaxpriv keyboard: {warning}", file=sys.stderr)
     if not config.resume:
-        run_dir.create(folder)
+        run_dir.require_new(folder)
     elif (folder / record.MECHANISM_FILE).exists() or (
         (folder / "config.json").exists() and evidence.stages_of(folder) != list(STAGES)
     ):

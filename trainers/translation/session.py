@@ -30,6 +30,11 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
       InputError: the folder exists and --resume was not given, or holds a run of other settings or data.
     """
     start = time.time()
+    with folders.held(config.run_dir):
+        return _train(config, start)
+
+
+def _train(config: Config, start: float) -> tuple[dict[str, Any], str]:
     run_dir = pathlib.Path(config.run_dir)
     begun = _begun(run_dir, resume=config.resume)
     if begun:
@@ -41,10 +46,6 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
     if begun:
         _check_same_data(run_dir, found, public.digest if public else None, read.notes)
     records = _records(run_dir)
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--run-dir {run_dir} cannot be made: {error.strerror}") from error
     digests = {"pairs": found, **({"model": public.digest} if public else {})}
     reading = _reading(run_dir) if begun else READING
     _write_manifest(run_dir, config, digests, reading)
@@ -52,7 +53,8 @@ def train(config: Config) -> tuple[dict[str, Any], str]:
         bench = experiment.Bench(config, read, run_dir)
     except InputError:
         if not begun:  # such as a vocabulary too large for the text: nothing is there that is worth keeping
-            shutil.rmtree(run_dir, ignore_errors=True)
+            for each in run_dir.iterdir():
+                shutil.rmtree(each) if each.is_dir() else each.unlink()
         raise
     if not public:
         _write_manifest(run_dir, config, {**digests, "model": bench.model.digest}, reading)

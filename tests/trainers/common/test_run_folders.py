@@ -1,6 +1,9 @@
 """Run folders belong to the command that wrote them; what ends a command says so in one line."""
 
 import json
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -96,6 +99,71 @@ def test_going_on_where_nothing_was_written_starts(tmp_path, capsys):
     assert run_dir.resumes(folder, True)
     assert not run_dir.resumes(folder, False)
     assert not capsys.readouterr().err
+
+
+HOLD = """
+import sys
+from trainers.common import run_dir
+with run_dir.held(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def at_work(tmp_path):
+    """A folder that another process holds, and that process."""
+    folder = tmp_path / "runs" / "busy"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=pathlib.Path(__file__).resolve().parents[3],
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        yield folder, other
+        other.kill()
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+@pytest.mark.parametrize("command", [["keyboard", "train"], ["translation", "train"], ["documents", "fit"]])
+def test_two_runs_at_once_in_one_folder_are_refused(at_work, capsys, command, resume):
+    """Each would release its rounds under a noise key of its own, and be counted once."""
+    folder, _ = at_work
+    assert cli.main([*command, "--preset", "tiny", "--run-dir", str(folder), *resume]) == 2
+    out, err = capsys.readouterr()
+    assert "another run is at work in" in err
+    assert len(err.splitlines()) == 1
+    assert not out
+    assert not any(folder.iterdir())
+
+
+def test_a_folder_is_free_once_its_run_was_killed(at_work):
+    folder, other = at_work
+    other.kill()
+    other.wait()
+    with run_dir.held(folder), pytest.raises(InputError, match="at work"), run_dir.held(folder):
+        pass
+
+
+def test_a_folder_is_gone_after_a_refusal_and_stays_after_work(tmp_path):
+    folder = tmp_path / "a" / "b"
+    with pytest.raises(InputError, match="bad"), run_dir.held(folder):
+        assert folder.is_dir()
+        raise InputError("bad")
+    assert not (tmp_path / "a").exists()
+    with run_dir.held(folder):
+        (folder / "result").touch()
+    with run_dir.held(folder):
+        pass
+    assert [p.name for p in folder.iterdir()] == ["result"]
+    with (
+        pytest.raises(InputError, match="run folder .* cannot be made"),
+        run_dir.held(folder / "result" / "c"),
+    ):
+        pass
 
 
 def test_a_statement_lies_where_the_accountant_looks(tmp_path):
