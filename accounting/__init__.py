@@ -47,7 +47,7 @@ from accounting.mechanisms import (
 from accounting.planning import calibrate, plan
 from accounting.record import ParticipationLog, RunRecord, write_mechanism, write_stages
 from accounting.reporting import at_deployment, max_separation, report
-from accounting.statement import PrivacyStatement, no_guarantee, round_up, statement
+from accounting.statement import PrivacyStatement, in_full, no_guarantee, round_up, statement
 
 __all__ = [
     "DistributedDiscreteGaussian",
@@ -74,6 +74,7 @@ __all__ = [
     "histogram_delta",
     "histogram_epsilon",
     "histogram_threshold",
+    "in_full",
     "inflated_norm",
     "max_separation",
     "no_guarantee",

@@ -23,7 +23,7 @@ from accounting import conversions
 from accounting.comparison import REFERENCE
 from accounting.files import read_strategy
 from accounting.options import one_line, with_names
-from accounting.statement import jsonable, round_up
+from accounting.statement import in_full, jsonable, round_up
 
 PROGRAM = "jaxpriv account"
 MADE_FOR_A_SEPARATION = ("blt", "bandmf", "banded_square_root", "banded_inverse_square_root")
@@ -178,7 +178,7 @@ def _guaranteed(
     if options.group_size > 1:
         text += (
             f"\nA group of {options.group_size} {run.unit}s: rho {round_up(group.rho)}, "
-            f"epsilon {round_up(group.epsilon)} at delta = {options.delta:g}.\n"
+            f"epsilon {round_up(group.epsilon)} at delta = {in_full(options.delta)}.\n"
         )
     return Outcome(text, result, lambda: _plots().guarantee(run, delta=options.delta))
 
@@ -235,7 +235,7 @@ def convert(options: config.Convert) -> Outcome:
     adjacency = options.adjacency or "the one rho was stated for"
     sentence = (
         f"rho = {round_up(rho)} zCDP ({'Gaussian noise' if known == 'gaussian' else 'a bare bound'}; "
-        f"adjacency: {adjacency}) gives ({round_up(eps)}, {options.delta:g})-differential privacy."
+        f"adjacency: {adjacency}) gives ({round_up(eps)}, {in_full(options.delta)})-differential privacy."
     )
     result = {
         "rho": rho,
@@ -437,7 +437,7 @@ def compare(options: config.Compare) -> Outcome:
         f"At {options.rounds} rounds, b = {reference.separation}, k = {reference.participations} and equal rho, "
         f"{best.mechanism} has {best.max_ratio:.3f} times the worst prefix noise of the streaming Honaker tree; for "
         f"the tree's noise at z = {options.noise_multiplier:g} it costs rho {round_up(best.rho)}, epsilon "
-        f"{round_up(best.epsilon)} at delta = {options.delta:g}."
+        f"{round_up(best.epsilon)} at delta = {in_full(options.delta)}."
     )
     honaker = next(row for row in rows if row.mechanism == REFERENCE)
     result = {

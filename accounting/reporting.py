@@ -25,7 +25,7 @@ from accounting.mechanisms import (
     SecureAggregation,
     TreeAggregation,
 )
-from accounting.statement import PrivacyStatement, no_guarantee, round_up, statement
+from accounting.statement import PrivacyStatement, in_full, no_guarantee, round_up, statement
 
 PathLike = str | os.PathLike[str]
 DEPLOYMENT_REPORT_GOAL, DEPLOYMENT_POPULATION = 6500, 1_000_000
@@ -83,7 +83,7 @@ def at_deployment(
             f"With {goal} devices a round out of {population}, the same noise per client "
             f"(z / m = {mechanism.noise_multiplier / m:.3g}, so z = {z:.4g}) over {there.num_rounds} rounds, "
             f"each device at most {there.participations} times and at least {there.separation} rounds apart, "
-            f"would give ({round_up(eps)}, {delta:g})-differential privacy, {round_up(rho)}-zCDP."
+            f"would give ({round_up(eps)}, {in_full(delta)})-differential privacy, {round_up(rho)}-zCDP."
         ),
     }
 
@@ -108,7 +108,7 @@ def together_at_deployment(sections: Mapping[str, Mapping[str, Any]], *, delta: 
         "epsilon": eps,
         "sentence": (
             f"{each} Together, over the same {populations.pop()} devices, of which one may take part in all: "
-            f"({round_up(eps)}, {delta:g})-differential privacy, {round_up(rho)}-zCDP."
+            f"({round_up(eps)}, {in_full(delta)})-differential privacy, {round_up(rho)}-zCDP."
         ),
     }
 

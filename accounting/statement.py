@@ -89,6 +89,11 @@ def round_up(value: float, digits: int = 4) -> str:
     return f"{rounded:f}"
 
 
+def in_full(value: float) -> str:
+    """Returns `value` as the shortest decimal that means it: a delta cut to a few digits would promise more."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(float(value))
+
+
 @dataclasses.dataclass(frozen=True)
 class PrivacyStatement:
     """A statement; `data` is JSON-ready and follows `SCHEMA` (infinities are the text "inf")."""
@@ -252,14 +257,14 @@ def sentence_of(data: Mapping[str, Any], exceptions: Sequence[str] = ()) -> str:
     rho, epsilon, delta = (float(data[name]) for name in ("rho", "epsilon", "delta"))
     rho_text, printed, unit = round_up(rho), data["epsilon_printed"], data["unit"]
     if all(m["kind"] == "PureDP" for m in data["mechanisms"]):
-        kind = printed if delta == 0 else f"({printed}, {delta:g})"
+        kind = printed if delta == 0 else f"({printed}, {in_full(delta)})"
         text = (
             f"Each {unit} has {kind}-differential privacy "
             f"({data['adjacency']} adjacency: {data['adjacency_in_words']})"
         )
     else:
         text = (
-            f"Each {unit} has ({printed}, {delta:g})-differential privacy, that is {rho_text}-zCDP "
+            f"Each {unit} has ({printed}, {in_full(delta)})-differential privacy, that is {rho_text}-zCDP "
             f"({data['adjacency']} adjacency: {data['adjacency_in_words']}), "
             "over all its participations in the run"
         )

@@ -116,3 +116,13 @@ def test_printed_numbers_are_rounded_up_never_down():
     assert accounting.round_up(0.81) == "0.8100"
     assert accounting.round_up(math.inf) == "inf"
     assert accounting.round_up(0.0) == "0"
+
+
+@pytest.mark.parametrize("delta", [1e-10, 1.2345641e-5, 1.00000499e-5, 0.001, np.float64(1 / 3)])
+def test_a_delta_is_quoted_as_it_is(delta):
+    """Cut to six digits it would promise more than was computed."""
+    run = accounting.TreeAggregation(
+        noise_multiplier=1.0, num_rounds=1, min_separation=1, max_participations=1, adjacency="zero-out"
+    )
+    assert f", {float(delta)!r})-differential" in accounting.statement(run, delta=delta).sentence
+    assert accounting.in_full(0.0) == "0"

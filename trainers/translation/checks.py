@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import importlib.util
+import itertools
 
 from trainers.common.errors import InputError
 from trainers.common.pairs import PairSplits
@@ -47,6 +49,29 @@ def check_public(read: Corpora) -> None:
                 f"{shared} of the {total} train pairs of client {name} are among the server's {public}: what is "
                 "private cannot be given as public too; give the server other pairs"
             )
+
+
+def check_apart(read: Corpora) -> str:
+    """Refuses one text given as two clients', whose histograms would release it twice; returns how many pairs stand at
+    more than one client, in words, or nothing.
+    """
+    own = {name: corpora.distinct(splits.train) for name, splits in read.clients.items()}
+    for (one, first), (two, second) in itertools.combinations(own.items(), 2):
+        both = len(first & second)
+        if 2 * both > min(len(first), len(second)):
+            raise InputError(
+                f"{both} of the {len(first)} train pairs of client {one} are among the {len(second)} of client {two}: "
+                "each would be released twice; give a run whose clients have texts of their own, or --epsilons with "
+                "nothing behind it"
+            )
+    times = collections.Counter(pair for pairs in own.values() for pair in pairs)
+    several = sum(number > 1 for number in times.values())
+    if not several:
+        return ""
+    return (
+        f"{several} of the {len(times)} different train pairs stand at more than one client, at most at "
+        f"{max(times.values())}; each occurrence has the guarantee, all of them together that of a group"
+    )
 
 
 def check_search(search: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
@@ -20,11 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
+import accounting
 from jaxpriv import keys, knn, pq
 from trainers.common import entropy, files, metrics, plots
 from trainers.common.errors import InputError
 from trainers.translation import (
     cells,
+    checks,
     corpora,
     datastore,
     dealing,
@@ -91,6 +94,10 @@ def run_release(config: PrivateConfig) -> tuple[dict[str, Any], str]:
     run, read = session.reopen(config.run_dir)
     run_dir = pathlib.Path(config.run_dir)
     _check_adjacency(config, run, list(read.clients))
+    if config.epsilons:
+        said = checks.check_apart(read)
+        if said:  # to the operator alone: how many is no released number
+            print(f"jaxpriv translation: {said}", file=sys.stderr)
     bench = experiment.Bench(run, read, run_dir)
     made = _digest(bench, config)
     place = run_dir / RESULTS
@@ -130,7 +137,7 @@ def run_release(config: PrivateConfig) -> tuple[dict[str, Any], str]:
     guarantee = {
         row["way"]: "epsilon: none"
         if row["epsilon"] is None
-        else f"epsilon: {row['epsilon']:g} at delta {delta:g}"
+        else f"epsilon: {accounting.in_full(row['epsilon'])} at delta {accounting.in_full(delta)}"
         for row in rows
     }
     result = {

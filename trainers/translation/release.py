@@ -284,8 +284,8 @@ def statement(config: ReleaseConfig, *, delta: float, at_least: float = 0.0) -> 
     return PrivacyStatement(
         {
             **blank,
-            "sentence": f"Each {config.unit} has ({printed}, {delta:g})-differential privacy in the histogram that its "
-            f"client released ({config.adjacency} adjacency: {words}).",
+            "sentence": f"Each {config.unit} has ({printed}, {accounting.in_full(delta)})-differential privacy in the "
+            f"histogram that its client released ({config.adjacency} adjacency: {words}).",
             "adjacency": config.adjacency,
             "adjacency_in_words": words,
             "epsilon": value,
@@ -301,15 +301,14 @@ def statement(config: ReleaseConfig, *, delta: float, at_least: float = 0.0) -> 
                 "a second release from the same text (it composes)",
                 "records shared beside the histogram, and anything else published about the text",
                 "the choice of r, sigma and tau, if it was made by looking at the text",
-                f"a {config.unit} that occurs several times: every occurrence is one of its own, and the guarantee for "
-                "all of them together is that of a group",
+                f"a {config.unit} that occurs several times, at one client or at several: every occurrence is one of "
+                "its own, and the guarantee for all of them together is that of a group",
             ],
             "assumptions": [
                 "the model, the coarse quantizer and the settings are public and came from public data",
                 "the noise key is secret and comes from the operating system; it holds 64 bits, so that the guarantee "
                 "is computational: nobody tries them all",
                 f"each {config.unit} fills at most {config.max_buckets} distinct buckets with weight at most 1",
-                "no text occurs at two clients; otherwise its clients' releases compose",
             ],
             "notes": [
                 f"r = {config.max_buckets}, sigma = {config.stddev:g}, tau = {config.threshold:g}; each client "

@@ -48,6 +48,19 @@ def appended(path, pairs):
         file.writelines(json.dumps({"en": a, "de": b}) + "\n" for a, b in pairs)
 
 
+def test_texts_at_several_clients_are_counted_and_one_text_given_twice_is_refused(files):
+    read = corpora.load(config(files))
+    assert checks.check_apart(read) == ""
+    appended(files / "law.train.jsonl", made("it", 60)[20:33])
+    said = checks.check_apart(corpora.load(config(files)))
+    assert said.startswith("13 of the 80 different train pairs stand at more than one client, at most at 2;")
+    appended(files / "law.train.jsonl", made("it", 60)[33:])
+    with pytest.raises(
+        InputError, match="40 of the 40 train pairs of client it are among the 80 of client law"
+    ):
+        checks.check_apart(corpora.load(config(files)))
+
+
 def test_every_train_set_is_filtered_against_every_test_set(files):
     tests = made("it", 20)[10:]
     appended(files / "law.train.jsonl", [(a.upper() + "!", "anders") for a, _ in tests])

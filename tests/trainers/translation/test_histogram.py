@@ -222,6 +222,7 @@ def test_guarantee_follows_the_formula(adjacency):
     assert statement.data["epsilon"] == epsilon
     assert f"({accounting.round_up(epsilon)}, 1e-05)-differential privacy" in statement.sentence
     assert accounting.round_up(epsilon) in statement.markdown()
+    assert ", 1.00000499e-05)-differ" in release.statement(config, delta=1.00000499e-5).sentence
 
 
 def test_calibration_spends_what_it_may():
