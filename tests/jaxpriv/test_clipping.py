@@ -40,14 +40,16 @@ def test_a_clipped_norm_never_exceeds_its_bound(x, max_norm):
 
 @pytest.mark.parametrize(("value", "norm"), [(1e-3, 1.0), (1e-2, 10.0)])
 def test_a_million_equal_coordinates(value, norm):
+    """A norm of 1.0 in float32, which is slightly above C = 1 in float64, and one of 10 (AC09)."""
     x = jnp.full((1_000_000,), value, jnp.float32)
     clipped, info = jitted(x, 1.0)
     assert norm64(clipped) <= 1.0
     assert norm64(clipped) >= 1 - 2**-14
     np.testing.assert_allclose(info.norm, norm, rtol=2**-16)
-    # Inside the ball: bit for bit.
-    inside, _ = jitted(x, norm * 1.001)
-    np.testing.assert_array_equal(inside, x)
+    # Inside the ball of radius C (1 - 2^-16): bit for bit.
+    inside = x * jnp.float32((1 - 2**-15) / norm)
+    np.testing.assert_array_equal(jitted(inside, 1.0)[0], inside)
+    assert norm64(inside) > 1 - 2**-14
 
 
 def test_a_norm_at_the_margin_is_right_for_sixteen_million_coordinates():

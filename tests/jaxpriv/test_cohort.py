@@ -83,6 +83,7 @@ def test_equals_the_loop_whatever_the_layout(layout):
 
 
 def test_nan_and_inf_count_as_zero_vectors_and_are_told_to_the_operator():
+    """Of [3, 4], [nan, 1], [inf, 0] and [0, 0] with C = 1 the sum is [0.6, 0.8] (AC08)."""
     x = np.array([[3, 4], [np.nan, 1], [np.inf, 0], [0, 0]], np.float32)
     for chunk_size in 1, 4:
         sums, info = run(x, np.ones(4, int), chunk_size=chunk_size)
@@ -93,6 +94,7 @@ def test_nan_and_inf_count_as_zero_vectors_and_are_told_to_the_operator():
 
 
 def test_clients_are_clipped_one_by_one_not_their_mean():
+    """The mean of [10, 0] and [0, 0] is [0.5, 0] with C = 1, not [1, 0] (AC11)."""
     sums, _ = run(np.array([[10, 0], [0, 0]], np.float32), np.ones(2, int), chunk_size=2)
     np.testing.assert_allclose(sums.update["w"] / 2, [0.5, 0.0], rtol=2e-5)
 
@@ -142,6 +144,7 @@ def test_a_round_of_empty_clients_and_one_of_nobody():
 
 
 def test_equal_weights_unless_there_is_no_bound():
+    """One example and a million, both updates of norm 1 = C: they weigh the same (AC16)."""
     x = np.stack([np.eye(DIM, dtype=np.float32)[0], np.eye(DIM, dtype=np.float32)[1]])
     examples = np.array([1, 1_000_000])
     sums, _ = run(x, examples, chunk_size=1)

@@ -1,6 +1,7 @@
 """Noise mechanisms: exact covariances, restarts and completion, one set of laws for all."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -113,7 +114,7 @@ def test_strategy_matrices_are_inverses(restarts):
 
 
 def test_prefix_noise_of_released_nodes_at_a_restart():
-    """Every node's noise 1, a restart after every 5 rounds: nothing of a closed tree is dropped."""
+    """Every node's noise 1, a restart after every 5 rounds: nothing of a closed tree is dropped (AC12)."""
 
     def ones(key, like):
         return jax.tree.map(lambda leaf: jnp.ones(leaf.shape), like)
@@ -210,8 +211,21 @@ def test_leaves_and_rounds_share_no_noise(name):
     assert len(np.unique(flat)) > 0.999 * flat.size  # one key in two leaves or rounds would repeat 64 numbers
 
 
+@pytest.mark.parametrize("name", ["independent", "tree", "tree_reduced", "blt", "banded"])
+def test_leaves_of_one_size_have_each_their_own_noise(name):
+    """Two leaves of shape (64,) and one of (8, 8), for which one key gives the same 64 numbers in JAX (AC13)."""
+    same = [np.ravel(jax.random.normal(jax.random.key(3), shape)) for shape in ((64,), (8, 8))]
+    np.testing.assert_array_equal(same[0], same[1])
+    three = {"a": jnp.zeros(64), "b": jnp.zeros((8, 8)), "c": jnp.zeros(64)}
+    mechanism = MECHANISMS[name]
+    _, drawn = mechanism.step(mechanism.init(jax.random.key(3), three), stddev=1.0)
+    for one, other in itertools.combinations([np.ravel(leaf) for leaf in jax.tree.leaves(drawn)], 2):
+        assert (one != other).all()
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.5  # four standard deviations of 1 / sqrt(64)
+
+
 def test_noise_of_the_mean_and_of_the_sum():
-    """z = 1, C = 0.5, report goal 100: 0.5 in the sum, 0.005 in the mean."""
+    """z = 1, C = 0.5, report goal 100, d = 100,000: 0.5 in the sum, 0.005 in the mean (AC14)."""
     state = noise.tree().init(jax.random.key(0), jnp.zeros(100_000))
     _, on_sum = noise.tree().step(state, stddev=1.0 * 0.5)
     assert np.std(on_sum) == pytest.approx(0.5, rel=0.01)

@@ -157,8 +157,13 @@ def test_clamping_is_counted_and_keeps_the_sum_in_range():
 
 
 def test_int32_overflows_where_a_modulus_beyond_32_bits_would():
+    """70,000 times 65,536 is 4,587,520,000: a modulus of 2^32 wraps as it should, a larger one is refused (AC17)."""
+    assert not jax.config.jax_enable_x64  # type: ignore[attr-defined]
     values = jnp.full(70_000, 65_536, jnp.int32)
     assert int(values.sum()) == 292_552_704  # not 4,587,520,000, and no warning
+    for bits in 32, 31, 20:
+        total = secagg.modular_sum(secagg.wrap(values, bits)[:, None], bits)
+        assert int(total[0]) == 4_587_520_000 % 2**bits
     with pytest.raises(ValueError, match="bits must be from 2 to 32, got 33"):
         dataclasses.replace(SMALL, bits=33)
     encoding = dataclasses.replace(SMALL, bits=32, num_clients=70_000)
@@ -166,18 +171,21 @@ def test_int32_overflows_where_a_modulus_beyond_32_bits_would():
 
 
 def test_chosen_scale_serves_or_is_refused_with_the_numbers():
-    """16 bits, 16 clients, C = 3 and 2^24 parameters do fit: after the rotation a coordinate is small."""
+    """16 bits, 16 clients, C = 3 and 2^24 parameters do fit: after the rotation a coordinate is small (AC18)."""
     asked = dict(dimension=2**24, max_norm=3.0, bits=16, num_clients=16, noise_stddev=3.0)
     scale = secagg.choose_scale(**asked)
     encoding = secagg.Encoding(dimension=2**24, max_norm=3.0, scale=scale, bits=16, num_clients=16)
-    assert np.sqrt(16) / (2 * scale) < 0.001 * 3.0
+    assert np.sqrt(16) / (2 * scale) < 0.001 * 3.0  # the error of rounding, far below the noise
+    assert 16 * encoding.largest <= 2**15 - 1  # the sum's range
     assert encoding.inflated_norm < 3.001
     assert 8 * scale * 3.0 / 2**12 < encoding.largest
     with pytest.raises(
         ValueError, match=r"8 bits, 200 clients and dimension 1000 leave each coordinate \+-0"
     ):
         secagg.choose_scale(**(asked | dict(bits=8, num_clients=200, dimension=1000)))
-    with pytest.raises(ValueError, match=r"10 bits, 100 clients .* above the noise .* take more bits"):
+    with pytest.raises(
+        ValueError, match=r"10 bits, 100 clients and dimension 1000 .* above the noise .* take more bits"
+    ):
         secagg.choose_scale(**(asked | dict(bits=10, num_clients=100, dimension=1000, noise_stddev=0.1)))
     with pytest.raises(ValueError, match="inflate the norm bound"):
         secagg.choose_scale(**(asked | dict(bits=10, num_clients=100, dimension=1000, noise_stddev=1e6)))

@@ -18,7 +18,7 @@ class Config:
     text_field: str
     """Column or field of the data, and of the public text, that holds the text."""
     skip_bad: bool
-    """Leave records that cannot be read out, and count them, instead of stopping at the first."""
+    """Leave records that cannot be read out instead of stopping at the first; standard error and manifest.json count them."""
     vocabulary: str
     """Word list (TSV, most frequent first), or `public` to count the words of the public text."""
     vocabulary_size: int

@@ -8,7 +8,7 @@ from jaxtyping import Int, UInt64
 
 from trainers.common import docstrings, files, readers
 from trainers.common.errors import InputError
-from trainers.common.packed import ClientData
+from trainers.common.packed import ReadReport
 from trainers.common.vocabulary import Vocabulary
 from trainers.keyboard import overlap
 from trainers.keyboard.config import Config
@@ -26,7 +26,8 @@ class Corpus:
     validation, test: examples of clients never trained on, int32 [examples, sequence_length + 1].
     public: the same of the public text, or None.
     digests: SHA-256 of data and vocabulary; a resumed run must find them unchanged.
-    notes: what reading met, for the operator's log only (it depends on clients' data).
+    notes: how many clients came from where, and what reading met; for the operator's log only (it depends on
+      clients' data).
     lines: of all clients, as `overlap.lines_of` makes them, to tell whether other text is theirs.
     shared: which lines public text has in common with them, in words, for the operator only.
     """
@@ -110,7 +111,7 @@ def load(config: Config) -> Corpus:
             "data": files.digest_of(*(part.digest for part in (train, splits.validation, test))),
             "vocabulary": vocabulary.digest,
         },
-        notes=_notes(train, splits.origin),
+        notes=_notes(splits, None if public is None else public.report),
         lines=lines,
         shared=shared,
     )
@@ -184,5 +185,17 @@ def _same_file(a: str, b: str) -> bool:
     )
 
 
-def _notes(train: ClientData, origin: str) -> list[str]:
-    return [f"{train.num_clients} clients, {train.num_examples} examples; {origin}", *train.report.lines()]
+def _notes(splits: readers.Splits, public: ReadReport | None) -> list[str]:
+    train = splits.train
+    notes = [
+        f"{train.num_clients} clients, {train.num_examples} examples; {splits.origin}",
+        *train.report.lines(),
+    ]
+    for name, report in (
+        ("validation", splits.validation.report),
+        ("test", splits.test.report),
+        ("public text", public),
+    ):
+        if report is not None and report is not train.report:  # where one reading was divided, it is the same
+            notes += [f"{name}: {line}" for line in report.lines()]
+    return notes

@@ -80,10 +80,10 @@ def _train(config: Config, until_done: contextlib.ExitStack) -> tuple[dict[str, 
             "the processes of this run have different settings, data, words or --run-dir; give all of them the same, "
             "but for --process-id"
         )
-    if (
-        data.shared and config.data != corpus.EMBEDDED and processes.is_first()
-    ):  # embedded text is public as it is
-        print(f"jaxpriv keyboard: {'; '.join(data.shared)}", file=sys.stderr)
+    if config.data != corpus.EMBEDDED and processes.is_first():  # embedded text is public, and as it is
+        for told in (data.shared, data.notes[1:]):
+            if told:
+                print(f"jaxpriv keyboard: {'; '.join(told)}", file=sys.stderr)
     if anew and processes.is_first():  # of whatever data it was
         (folder / NGRAM_FILE).unlink(missing_ok=True)
     if config.clip == "two_stage":

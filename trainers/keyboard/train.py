@@ -6,7 +6,7 @@ trains on the docstrings of installed packages: some minutes on two cores, and p
 same model without noise and an n-gram, then the privacy statement. Everything goes to the run folder:
 
     config.json                         what was asked for
-    manifest.json                       what ran, with digests of the data (owner only)
+    manifest.json                       what ran, digests of the data, what reading them met (owner only)
     mechanism.json participation.jsonl  what the accountant needs (`jaxpriv account report RUN_DIR`)
     privacy.json privacy.md             the statement
     metrics.jsonl                       by round: released figures, and evaluations (which no guarantee covers)
@@ -194,7 +194,8 @@ class Run:
         if not resuming:
             self.save(0, state)
             if processes.is_first():
-                facts = {"digests": self.facts["digests"], "shared_lines": self.data.shared}
+                data = {"shared_lines": self.data.shared, "data": self.data.notes}
+                facts = {"digests": self.facts["digests"], **data}
                 manifest.write(folder, command=COMMAND, config=self.config, **facts)
         if self.mesh is not None:
             state = state._replace(round=sharding.replicate(state.round, self.mesh))

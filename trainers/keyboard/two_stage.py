@@ -62,7 +62,7 @@ def train(
     session.pretrain_into(folder, config, data, first_stage, runs)
     if not (folder / "config.json").exists():
         record.write_stages(folder, STAGES)
-        facts = {"digests": data.digests, "shared_lines": data.shared}
+        facts = {"digests": data.digests, "shared_lines": data.shared, "data": data.notes}
         manifest.write(folder, command="jaxpriv keyboard train", config=config, **facts)
     baseline = session.ngram_scores(data, folder, config.evaluation_examples)
     with stated.when_stopped([folder]):

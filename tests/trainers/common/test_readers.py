@@ -162,65 +162,6 @@ def test_line_separators_of_unicode_do_not_end_a_record(tmp_path):
     assert data.client_tokens(0) == [["one", "two", "three", "four"]]
 
 
-# The files of the case collection.
-
-
-@pytest.fixture
-def cases(shared):
-    return shared / "cases" / "files"
-
-
-def test_cut_off_record(cases):
-    assert "clients_truncated.jsonl, line 3" in refusal(cases / "clients_truncated.jsonl")
-    data = readers.read_clients(cases / "clients_truncated.jsonl", skip_bad=True)
-    assert data.ids == ["u1", "u2"]
-    assert data.report.skipped_records == 1
-    assert any("line 3" in line for line in data.report.lines())
-
-
-def test_nul(cases):
-    assert "line 2" in refusal(cases / "clients_nul.jsonl")
-    data = readers.read_clients(cases / "clients_nul.jsonl", skip_bad=True)
-    assert everything(data) == {"u1": [["beforeafter"]], "u3": [["fine"]]}
-    assert data.report.nul_characters == 1
-    assert data.report.skipped_records == 1
-
-
-def test_clients_without_examples_stay_known(cases, tmp_path):
-    data = readers.read_clients(cases / "clients_zero.jsonl")
-    assert data.ids == ["u1", "u2", "u3", "u4"]
-    assert data.counts.tolist() == [0, 0, 0, 1]
-    assert data.report.empty_clients == 3
-    nothing = readers.read_clients(write_jsonl(tmp_path / "d.jsonl", [{"client_id": "u", "text": []}]))
-    assert (nothing.num_clients, nothing.num_examples) == (1, 0)
-
-
-def test_a_million_tokens_of_one_client(cases):
-    data = readers.read_clients(cases / "client_million.jsonl.gz", max_tokens_per_example=100)
-    assert data.num_clients == 2
-    assert data.tokens.lengths.tolist() == [100, 3]
-    assert data.report.cut_examples == 1
-    assert len(data.client_texts(0)[0]) <= 6400
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("empty.parquet", "empty"),
-        ("truncated.parquet", "cut off"),
-        ("renamed.parquet", "not a parquet file"),
-        ("hugefooter.parquet", "footer"),
-        ("doc_one.txt", "no column 'client_id'"),
-        ("absent.jsonl", "does not exist"),
-        (".", "is a folder"),
-    ],
-)
-def test_broken_files(cases, name, says):
-    message = refusal(cases / name)
-    assert says in message
-    assert str((cases / name).name) in message
-
-
 def test_damage_inside_a_parquet_file_is_never_a_crash(tmp_path):
     pq.write_table(
         pa.table({"client_id": ["a"] * 999, "text": [f"t{i}" for i in range(999)]}), tmp_path / "d.parquet"

@@ -95,7 +95,7 @@ def test_even_all_other_parties_masks_do_not_open_a_delivered_vector():
 
 
 def test_masks_use_all_32_bytes_of_their_secrets():
-    """Two secrets whose 4-byte words have the same exclusive or: folded to 32 bits they would collide."""
+    """Two secrets whose 4-byte words have the same exclusive or: folded to 32 bits they would collide (AC19)."""
     first = bytes(range(32))
     words = np.frombuffer(first, np.uint32).copy()
     words[0] ^= 0xDEADBEEF

@@ -78,6 +78,36 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path, capsys):
         assert "no config.json" in one_line(capsys)
 
 
+def test_bad_records_stop_a_run_or_are_skipped_and_told(tmp_path, capsys):
+    """What was left out, cut or changed is said, and kept in the manifest (AC25, AC26, AC28)."""
+    config = toy.config(tmp_path, rounds=1)
+    with open(tmp_path / "clients.jsonl", "ab") as file:
+        for text in (
+            b'["we see\\u0000 tea"]}\n',
+            b'["raw\0nul"]}\n',
+            b'["' + b"ab " * 10_000 + b'"]}\n',
+            b'["thr',
+        ):
+            file.write(b'{"client_id": "c1", "split": "train", "text": ' + text)
+    assert cli.main(["keyboard", *toy.argv(config)]) == 2
+    assert "clients.jsonl, line 34: not valid JSON" in one_line(capsys)
+    assert not (tmp_path / "run").exists()
+    assert cli.main(["keyboard", *toy.argv(dataclasses.replace(config, skip_bad=True))]) == 0
+    said = capsys.readouterr().err
+    told = json.loads((tmp_path / "run" / "manifest.json").read_text())["data"]
+    assert told[0].startswith("24 clients, ")
+    assert told[0].endswith("; splits given by the data")
+    for note in (
+        "1 examples were cut at the most tokens allowed",
+        "1 NUL characters were removed",
+        "2 bad records were skipped",
+        "skipped: line 34: not valid JSON",
+        "skipped: line 36: not valid JSON",
+    ):
+        assert any(line.startswith(note) for line in told), (note, told)
+        assert note in said
+
+
 def test_clients_text_is_not_taken_as_public(tmp_path, capsys):
     config = toy.config(tmp_path, public=str(tmp_path / "clients.jsonl"), vocabulary="public")
     assert cli.main(["keyboard", *toy.argv(config)]) == 2
