@@ -18,7 +18,8 @@ class Config:
     text_field: str
     """Column or field of the data, and of the public text, that holds the text."""
     skip_bad: bool
-    """Leave records that cannot be read out instead of stopping at the first; standard error and manifest.json count them."""
+    """Leave records that cannot be read out, instead of stopping at the first; their number and the first places are
+    told, and kept in manifest.json."""
     vocabulary: str
     """Word list (TSV, most frequent first), or `public` to count the words of the public text."""
     vocabulary_size: int

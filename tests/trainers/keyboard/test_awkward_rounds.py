@@ -3,6 +3,7 @@
 import functools
 import json
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,9 @@ def prepared(folder, records, **changes):
     """A run of one round of all these clients, the server adding their mean as it is."""
     rows = [record | {"split": "train"} for record in records] + HELD_OUT
     (folder / "clients.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = dict(rounds=1, report_goal=len(records), min_separation=1, mechanism="none", server_cooldown=0)
+    settings: dict[str, Any] = dict(
+        rounds=1, report_goal=len(records), min_separation=1, mechanism="none", server_cooldown=0
+    )
     settings |= dict(server_learning_rate=1.0, server_momentum=0.0, clip="fixed", clip_norm=1.0)
     config = toy.config(folder, **settings | changes)
     return Run(config, corpus.load(config), folder / "run")
