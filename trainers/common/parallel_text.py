@@ -230,7 +230,7 @@ def _raw_pairs(source: _Source, report: PairReport) -> Iterator[_Texts]:
 def _records(source: _Source, report: PairReport) -> Iterator[_Texts]:
     met = ReadReport()
     names, path = (source.left, source.right), source.path
-    first = True
+    first, csv = True, tables.file_kind(path) == "csv"
     for row in readers.rows(path, source.split):
         try:
             record = fields_of(row)
@@ -238,6 +238,11 @@ def _records(source: _Source, report: PairReport) -> Iterator[_Texts]:
             if source.uses is not None and use not in source.uses:
                 report.elsewhere += 1
                 continue
+            if csv and any("\n" in str(cell) for cell in record.values()):
+                raise InputError(
+                    f"{path}, {row.where}: a cell of several lines, which is no sentence: a quote without its pair "
+                    "joins all lines up to the next; double it, or give JSON lines"
+                )
             inner = record.get("translation")
             sides = inner if isinstance(inner, dict) else record
             if first:

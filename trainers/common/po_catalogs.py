@@ -37,6 +37,10 @@ DEFAULT_SETS: dict[str, tuple[str, ...]] = {
 _ACCELERATOR = re.compile(r"_(?=\w)")
 _BEGINS_TEXT = re.compile(r'\s*(#~\s*)?((msgid|msgid_plural|msgctxt|msgstr(\[\d+\])?)\s*)?"')
 _TEXT = re.compile(_BEGINS_TEXT.pattern + r'(?:[^"\\]|\\.)*"\s*')
+# Only LF and CR LF end a line here, but the parser ends one at each of these too: it gets noncharacters in their place.
+_ENDS = dict(zip("\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", map(chr, range(0xFDD0, 0xFDE0))))
+_HIDDEN = str.maketrans(_ENDS)
+_SHOWN = str.maketrans({hidden: end for end, hidden in _ENDS.items()})
 _NAME = re.compile(r"[{(%]\w*_|\w_\w")
 
 
@@ -89,10 +93,10 @@ def _entries(data: bytes, kind: str, where: str) -> list[tuple[str, str]]:
                 file.flush()
                 entries = list(polib.mofile(file.name))
         else:
-            text = data.decode("utf-8-sig")
+            text = data.decode("utf-8-sig").replace("\r\n", "\n").translate(_HIDDEN)
             _check_quotes(text)
             entries = list(polib.pofile(text if "\n" in text else text + "\n"))
-    except (OSError, ValueError, IndexError, AttributeError, struct.error) as error:
+    except (OSError, ValueError, LookupError, AttributeError, struct.error) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{where}: not a {kind} message catalogue in UTF-8 ({reason})") from error
     pairs = []
@@ -104,7 +108,8 @@ def _entries(data: bytes, kind: str, where: str) -> list[tuple[str, str]]:
             found = [(entry.msgid, forms.get(0)), (entry.msgid_plural, forms.get(1))]
         else:
             found = [(entry.msgid, entry.msgstr)]
-        pairs.extend((message, text) for message, text in found if message and text and message != text)
+        shown = [(message, text) for message, text in found if message and text and message != text]
+        pairs += [(message.translate(_SHOWN), text.translate(_SHOWN)) for message, text in shown]
     return pairs
 
 

@@ -43,7 +43,7 @@ def rows(path: PathLike) -> Iterator[Row]:
     if kind == "parquet":
         yield from _parquet_rows(file)
     elif kind in ("csv", "tsv"):
-        yield from _csv_rows(file, "\t" if kind == "tsv" else ",")
+        yield from _table_rows(file, "\t" if kind == "tsv" else ",")
     elif kind in ("jsonl", "json"):
         yield from _json_rows(file)
     elif kind == "txt":
@@ -203,7 +203,43 @@ def _plain_rows(path: Path) -> Iterator[Row]:
             yield Row(f"line {number}", {"text": text})
 
 
-def _csv_rows(path: Path, delimiter: str) -> Iterator[Row]:
+def _table_rows(path: Path, delimiter: str) -> Iterator[Row]:
+    header: list[str] | None = None
+    for where, cells, problem in (_tab_cells if delimiter == TAB else _csv_cells)(path):
+        if header is None:
+            if problem:
+                raise InputError(f"{path}, line 1: {problem}; it names the columns, in UTF-8")
+            header = [name.strip() for name in cells]
+            if len(set(header)) < len(header):
+                raise InputError(f"{path}, line 1: a column name occurs twice: {', '.join(header)}")
+        elif problem:
+            yield Row(where, None, problem)
+        elif not cells:
+            continue
+        elif len(cells) != len(header):
+            yield Row(where, None, f"{len(cells)} cells, but the header names {len(header)} columns")
+        else:
+            yield Row(where, dict(zip(header, cells)))
+
+
+_Cells = tuple[str, list[str], str]  # where, the cells, what is wrong
+
+
+def _tab_cells(path: Path) -> Iterator[_Cells]:
+    """One line is one record, whatever quotes it holds: no line decides about another."""
+    for number, line, problem in lines(path):
+        if line is not None and "\0" in line:
+            problem = "holds a NUL byte"
+        yield f"line {number}", [_unquoted(cell) for cell in line.split(TAB)] if line else [], problem
+
+
+def _unquoted(cell: str) -> str:
+    """A cell without the quotes that spreadsheets put around one; other quotes are text."""
+    quoted = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
+    return cell[1:-1].replace('""', '"') if quoted else cell
+
+
+def _csv_cells(path: Path) -> Iterator[_Cells]:
     problems: dict[int, str] = {}
 
     def text() -> Iterator[str]:
@@ -217,9 +253,7 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[Row]:
     # The module's limit on a field's length (128 kB) is shared by the whole process: raised, then put back.
     limit = csv.field_size_limit(sys.maxsize)
     try:
-        reader = csv.reader(text(), delimiter=delimiter, strict=True)
-        header: list[str] | None = None
-        begin = 1
+        reader = csv.reader(text(), strict=True)
         while True:
             begin = reader.line_num + 1
             try:
@@ -227,24 +261,15 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[Row]:
             except StopIteration:
                 return
             except csv.Error as error:
-                yield Row(f"line {begin}", None, f"not valid CSV ({error})")
+                if reader.line_num > begin:  # skipped, it would take the lines between along
+                    raise InputError(
+                        f"{path}, lines {begin} to {reader.line_num}: not valid CSV ({error}): a quote without its "
+                        "pair; quotes in a quoted cell are doubled"
+                    ) from error
+                yield f"line {begin}", [], f"not valid CSV ({error})"
                 continue
-            where = f"line {begin}"
             bad = next((problems[n] for n in range(begin, reader.line_num + 1) if n in problems), "")
-            if header is None:
-                header = [name.strip() for name in cells]
-                if bad:
-                    raise InputError(f"{path}, line 1: {bad}; save the file as UTF-8")
-                if len(set(header)) < len(header):
-                    raise InputError(f"{path}, line 1: a column name occurs twice: {', '.join(header)}")
-            elif bad:
-                yield Row(where, None, bad)
-            elif not cells:
-                continue
-            elif len(cells) != len(header):
-                yield Row(where, None, f"{len(cells)} cells, but the header names {len(header)} columns")
-            else:
-                yield Row(where, dict(zip(header, cells)))
+            yield f"line {begin}", cells, bad
     finally:
         csv.field_size_limit(limit)
 

@@ -18,7 +18,7 @@ from trainers.common import files, pairs, parallel_text, progress
 from trainers.common.errors import InputError
 from trainers.common.wording import counted
 from trainers.translation import checks, data, datastore, decode, memory, meta_k, release, retrieval, session
-from trainers.translation.config import MAX_BEAMS, MAX_K
+from trainers.translation.config import MAX_BEAMS, MAX_K, check_length_penalty
 from trainers.translation.leakage import AttackConfig, run_attack
 from trainers.translation.private_memory import PrivateConfig, run_release, weighted_store
 from trainers.translation.roles import (
@@ -94,7 +94,7 @@ class TranslateConfig:
     beams: int = 1
     """Beam width; 1 is greedy."""
     length_penalty: float = 1.0
-    """Exponent of the length in a hypothesis' score (beam search)."""
+    """Exponent of the length in a hypothesis' score (beam search), from -5 to 5."""
     json: bool = False
     """Print one JSON object as the last line."""
 
@@ -158,8 +158,7 @@ def _check(config: TranslateConfig) -> None:
         raise InputError(f"--beams must be at least 1 and at most {MAX_BEAMS}, got {config.beams}")
     if config.k < 1:
         raise InputError(f"--k must be at least 1, got {config.k}")
-    if not math.isfinite(config.length_penalty):
-        raise InputError(f"--length-penalty must be finite, got {config.length_penalty}")
+    check_length_penalty(config.length_penalty)
     if not 0 < config.gate <= 1:
         raise InputError(f"--gate must be in (0, 1], got {config.gate}")
     if not 0 <= config.weight <= 1:

@@ -15,6 +15,7 @@ from trainers.translation import dealing
 
 MAX_K, MAX_BEAMS, MAX_WINDOW = 1024, 64, 64
 """Neighbours, hypotheses, an attack's pieces at most: more cost memory by the gigabyte and improve nothing."""
+MOST_PENALTY = 5.0
 _MOST = {
     "k": MAX_K,
     "beams": MAX_BEAMS,
@@ -28,6 +29,12 @@ _MOST = {
 
 Required = Annotated[str, tyro.conf.arg(help_behavior_hint="(required)")]
 RequiredMany = Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(required)")]
+
+
+def check_length_penalty(value: float) -> None:
+    """Refuses an exponent under which scores leave float32, or every hypothesis is worse than none."""
+    if not abs(value) <= MOST_PENALTY:
+        raise InputError(f"--length-penalty must be from {-MOST_PENALTY:g} to {MOST_PENALTY:g}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +169,7 @@ class Config:
     beams: int
     """Beam width; 1 is greedy."""
     length_penalty: float
-    """Exponent of the length in a hypothesis' score (beam search)."""
+    """Exponent of the length in a hypothesis' score (beam search), from -5 to 5."""
 
     seed: int
     """Of everything public: initialisation, order, dealing."""
@@ -205,8 +212,7 @@ class Config:
         for name in ("learning_rate", "local_learning_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"--{name.replace('_', '-')} must be positive, got {getattr(self, name)}")
-        if not math.isfinite(self.length_penalty):
-            raise InputError(f"--length-penalty must be finite, got {self.length_penalty}")
+        check_length_penalty(self.length_penalty)
         if not 0 <= self.seed < 2**32:
             raise InputError(f"--seed must be in [0, 2^32), got {self.seed}: jax reads 32 bits of it")
         if not 0 < self.gate <= 1:

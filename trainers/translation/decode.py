@@ -26,6 +26,7 @@ from jaxtyping import Array, Bool, Float, Int
 from trainers.common.errors import InputError
 from trainers.translation import batches
 from trainers.translation import model as models
+from trainers.translation.config import MOST_PENALTY
 from trainers.translation.model import END, PAD, UNK
 
 Weights = Any
@@ -329,6 +330,10 @@ def search(
     """
     if beams < 1:
         raise ValueError(f"beams must be at least 1, got {beams=}")
+    if not abs(length_penalty) <= MOST_PENALTY:  # beyond it scores leave float32
+        raise ValueError(
+            f"length_penalty must be from {-MOST_PENALTY} to {MOST_PENALTY}, got {length_penalty=}"
+        )
     if rows < 1:
         raise ValueError(f"rows must be at least 1, got {rows=}")
     check_lengths(sources)

@@ -38,7 +38,7 @@ NO_GUARANTEE = (
     "product quantization is compression: anyone with the public model and codebook can encode a guess and compare",
     "content encryption keeps out the server, not the other members",
     "shuffling hides whose a record is, not the record, and not between two members, nor from a server that one member "
-    "helps",
+    "helps; two shuffles of a round, or two rounds, show what a member that is in one of them only has sent",
 )
 
 
@@ -330,13 +330,18 @@ def open_shuffled(
         if not accepted:
             why = "; ".join(details) or "it holds none"
             raise InputError(f"no record of {path} could be opened: {why}; ask the server for it again")
+        said = header.get("releases")
+        releases = tuple(one if _is_short(one) else None for one in said) if isinstance(said, list) else ()
+        if round.facts.weighted and len(releases) != header.get("uploads"):
+            releases += (None,)  # somebody's settings are not there: nothing can be stated
         if own_upload is not None:
-            missing = _missing(own_upload, sealed)
+            missing, own = _own(own_upload, sealed)
             details += (f"{missing} of your own records: left out by the server",) if missing else ()
+            if round.facts.weighted and own not in releases:
+                details += ("your own histogram's settings: not among those that the server passed on",)
+                releases += (None,)
     read = pathlib.Path(path).stat().st_size
     written = sum(f.stat().st_size for f in target.iterdir())
-    said = header.get("releases")
-    releases = tuple(one if _is_short(one) else None for one in said) if isinstance(said, list) else ()
     absent = header.get("missing")
     missing = tuple(m.name for m in round.members if isinstance(absent, list) and m.name in absent)
     return Report(
@@ -439,11 +444,12 @@ def _first_seen(nonces: np.ndarray) -> np.ndarray:
     return fresh
 
 
-def _missing(own_upload: files.PathLike, sealed: np.ndarray) -> int:
+def _own(own_upload: files.PathLike, sealed: np.ndarray) -> tuple[int, Any]:
+    """How many of one's own records are not there, and how one's histogram was made."""
     try:
-        _, own = layout.read(own_upload, layout.UPLOAD)
+        header, own = layout.read(own_upload, layout.UPLOAD)
     except layout.Refused as reason:
         raise InputError(
             f"own upload {own_upload}: {reason.kind} ({reason}); give the file that share wrote"
         ) from reason
-    return len(own) - int(np.isin(_nonces(own), _nonces(sealed)).sum())
+    return len(own) - int(np.isin(_nonces(own), _nonces(sealed)).sum()), header.get("release")

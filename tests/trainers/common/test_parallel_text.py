@@ -243,6 +243,20 @@ def test_a_text_that_does_not_end_is_named_with_its_line(tmp_path, line):
     assert po_catalogs.read_catalogue(tmp_path / "de.po") == [('x "y\\', "z")]
 
 
+def test_only_line_feeds_end_a_line_of_a_catalogue(tmp_path):
+    sides = [(f"one{c}two", f"eins{c}zwei") for c in "\r\f\x85\u2028\u2029"]
+    text = "".join(f'msgid "{a}"\r\nmsgstr "{b}"\r\n\r\n' for a, b in sides)
+    (tmp_path / "de.po").write_bytes(text.encode())
+    assert po_catalogs.read_catalogue(tmp_path / "de.po") == sides
+
+
+def test_a_catalogue_in_an_encoding_that_is_none_is_refused(tmp_path):
+    content = mo([("", "Content-Type: text/plain; charset=rot13\n"), ("One", "Eins")])
+    (tmp_path / "de.mo").write_bytes(content)
+    with pytest.raises(InputError, match="message catalogue in UTF-8"):
+        po_catalogs.read_catalogue(tmp_path / "de.mo")
+
+
 def test_catalogues_of_a_package(tmp_path):
     wheel = tmp_path / "p-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

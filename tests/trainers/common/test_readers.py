@@ -233,7 +233,7 @@ def test_unknown_columns_list_those_that_exist(tmp_path):
     ("content", "says"),
     [
         (b"client_id,text\na,x\nb\n", "line 3: 1 cells"),
-        (b'client_id,text\na,"x\nb,y\n', "line 2: not valid CSV"),
+        (b'client_id,text\na,"x"y\nb,y\n', "line 2: not valid CSV"),
         (b"client_id,text\na,caf\xe9\n", "line 2: not UTF-8"),
         (b"client_id,text\na,x\0y\n", "line 2: holds a NUL byte"),
         (b"client_id,client_id\na,x\n", "occurs twice"),

@@ -250,3 +250,5 @@ def test_an_ensemble_of_one_is_the_model_and_of_two_the_mean(sharp):
 def test_refusals(sharp):
     with pytest.raises(ValueError, match="beams"):
         decode.search(decode.plain(sharp[0]), sharp[1], sources(2), beams=0)
+    with pytest.raises(ValueError, match="length_penalty must be from"):
+        decode.search(decode.plain(sharp[0]), sharp[1], sources(2), length_penalty=-300.0)

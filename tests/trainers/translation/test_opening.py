@@ -93,7 +93,7 @@ class Commands:
             roles.ShuffleConfig(round=place, uploads=tuple(uploads), out=str(self.folder / out), **options)
         )
 
-    def open(self, shuffled="all", out="joint", codebook="codebook.npz"):
+    def open(self, shuffled="all", out="joint", codebook="codebook.npz", **options):
         at = lambda name: str(self.folder / name)
         return roles.run_open(
             roles.OpenConfig(
@@ -103,6 +103,7 @@ class Commands:
                 shuffled=at(shuffled),
                 codebook=codebook and at(codebook),
                 out=at(out),
+                **options,
             )
         )
 
@@ -120,6 +121,29 @@ def test_an_upload_that_claims_nonsense_stops_neither_server_nor_members(tmp_pat
         assert "epsilon: none that can be stated" in result["guarantee"]
         assert len(text) < 1000
     assert not (tmp_path / "joint" / "privacy.json").exists()
+
+
+def test_settings_that_the_server_leaves_out_or_changes_are_missed(tmp_path):
+    """The statement is that of the weakest histogram: one fewer, or another of one's own, would promise too much."""
+    commands = Commands(tmp_path, release.as_json(MADE, delta=1e-6))
+    commands.shuffle(commands.uploads)
+    header, sealed = layout.read(tmp_path / "all", layout.SHUFFLED)
+    said = header["releases"]
+    own = {"own_upload": commands.uploads[0]}
+    for name, told, options in (
+        ("fewer", said[:1], {}),
+        ("none", [], {}),
+        ("other", [{**one, "stddev": 900.0} for one in said], own),
+    ):
+        changed = {key: header[key] for key in ("round", "uploads", "missing")} | {"releases": told}
+        layout.write(tmp_path / name, layout.SHUFFLED, changed, np.asarray(sealed))
+        result, _ = commands.open(name, f"joint-{name}", **options)
+        assert "epsilon: none that can be stated" in result["guarantee"]
+        assert not (tmp_path / f"joint-{name}" / "privacy.json").exists()
+    assert any("own histogram's settings" in line for line in result["details"])
+    result, _ = commands.open("all", "joint", **own)
+    assert "-differential privacy" in result["guarantee"]
+    assert not result["details"]
 
 
 def test_a_joint_memory_appears_with_its_statement_or_not_at_all(tmp_path, monkeypatch):
