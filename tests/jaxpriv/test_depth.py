@@ -96,14 +96,37 @@ def test_strict_counts_break_the_bound_on_ties_and_closed_ones_pass_half():
     assert in_plane(jnp.float32(point), jnp.float32(point[:1])) == 3
 
 
+SQUARE = np.array([(1, 1), (1, -1), (-1, 1), (-1, -1)])
+
+
 def test_a_candidate_outside_a_square_has_depth_zero():
-    square = np.array([(1, 1), (1, -1), (-1, 1), (-1, -1)])
-    directions = np.array([(1, 0), (0.3, 0.7), (-0.6, 0.8)])
-    for p in (1, 2, 3):
-        assert of(square, np.array([(2, 2)]), directions[:p]) == 0
+    """Utility -2, for any directions that (1, 0) is among (AC34)."""
+    others = np.random.default_rng(0).normal(size=(99, 2))
+    for p in (1, 10, 100):
+        for place in {0, p - 1}:
+            directions = np.insert(others[: p - 1], place, (1, 0), axis=0)
+            found = of(SQUARE, np.array([(2, 2)]), directions)
+            assert (found - len(SQUARE) / 2).tolist() == [-2]
+    assert in_plane(jnp.float32(SQUARE), jnp.float32([(2, 2)])).tolist() == [0]
+
+
+def test_ten_of_a_hundred_directions_give_no_less_than_all_and_all_no_less_than_the_truth():
+    """Candidates in general position, for which strict and closed counts agree; one direction, ten, all (AC34)."""
+    rng = np.random.default_rng(1)
+    points, directions = rng.normal(size=(11, 2)), rng.normal(size=(100, 2))
+    candidates = 0.7 * rng.normal(size=(60, 2))
+    exact = np.asarray(in_plane(jnp.float32(points), jnp.float32(candidates)))
+    for closed in (False, True):
+        one, ten, all_ = (of(points, candidates, directions[:p], closed) for p in (1, 10, 100))
+        assert (one >= ten).all()
+        assert (ten >= all_).all()
+        assert (all_ >= exact).all()
+        assert (ten > all_).any()
+    assert exact.max() > 0
 
 
 def test_documents_of_no_and_of_one_sentence_are_shallow_everywhere():
+    """Depth 0 of k = 0 or 1, padded or not: no NaN, all alike (AC33)."""
     candidates, directions = np.random.default_rng(0).normal(size=(2, 5, 3))
     for where in (jnp.zeros(4, bool), jnp.arange(4) == 2):
         found = jitted(jnp.ones((4, 3)), jnp.float32(candidates), jnp.float32(directions), where=where)
@@ -113,6 +136,7 @@ def test_documents_of_no_and_of_one_sentence_are_shallow_everywhere():
 
 
 def test_refuses_no_directions_and_no_candidates():
+    """p = 0 (AC34)."""
     s, where = jnp.ones((2, 3)), jnp.ones(2, bool)
     with pytest.raises(ValueError, match="direction"):
         depth.depth(s, s, jnp.ones((0, 3)), where=where)

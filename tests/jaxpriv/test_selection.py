@@ -1,5 +1,7 @@
 """Selection: exact laws, neighbours within epsilon, draws that follow the laws, audits that bite."""
 
+import decimal
+import fractions
 import functools
 import glob
 import math
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxpriv import depth, selection
+from jaxpriv import _exact, depth, selection
 from tests.oracles import selection_loops
 
 MECHANISMS = ("exponential", "permute_and_flip")
@@ -164,8 +166,10 @@ def test_real_utilities_in_steps_follow_the_law(mechanism):
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_epsilon_zero_is_uniform_masks_hold_and_nothing_is_minus_one(mechanism):
-    counts = np.bincount(draws(mechanism, [0, 7, 3], 0, 6_000), minlength=3)
-    assert scipy.stats.chisquare(counts).pvalue > 1e-3
+    """Utilities 0, -1, 0 (one more each here) and an epsilon of 0: not the best, but any of the three (AC35)."""
+    for scores in ([1, 0, 1], [0, 7, 3]):
+        counts = np.bincount(draws(mechanism, scores, 0, 6_000), minlength=3)
+        assert scipy.stats.chisquare(counts).pvalue > 1e-3
     where = np.array([True, False, True, True])
     masked = draws(mechanism, [2, 8, 2, 2], 5.0, 6_000, where=where)
     assert scipy.stats.chisquare(np.bincount(masked, minlength=4)[[0, 2, 3]]).pvalue > 1e-3
@@ -183,12 +187,14 @@ def test_masked_laws():
 
 @pytest.mark.parametrize("epsilon", [-1, -1e-9, math.nan, math.inf])
 def test_refuses_impossible_epsilons(epsilon):
+    """An infinite one too: who wants no privacy takes the argmax (AC35)."""
     scores = jnp.array([0, -1, 0])
     for one in LAWS.values():
         with pytest.raises(ValueError, match="epsilon"):
             one(scores, epsilon=epsilon, sensitivity=1)
-    with pytest.raises(ValueError, match="epsilon"):
-        draws("exponential", [0, 1, 0], epsilon, 1)
+    for mechanism in MECHANISMS:
+        with pytest.raises(ValueError, match="epsilon must be finite and at least 0"):
+            draws(mechanism, [1, 0, 1], epsilon, 1)
 
 
 def test_refuses_other_impossible_settings():
@@ -202,19 +208,26 @@ def test_refuses_other_impossible_settings():
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_document_of_no_or_of_one_sentence_is_drawn_uniformly_by_depth(count):
-    """Whatever the sentence and epsilon: every candidate has depth 0 then."""
+    """Whatever the sentence and epsilon: each of 5 candidates has utility -k / 2 and probability 0.2 (AC33)."""
     rng = np.random.default_rng(count)
     sentences, candidates, directions = (jnp.asarray(rng.normal(size=(n, 3)), jnp.float32) for n in (1, 5, 4))
     found = depth.depth(sentences, candidates, directions, where=jnp.arange(1) < count)
     assert found.tolist() == [0] * 5
+    assert (found - count / 2).tolist() == [-0.5 * count] * 5
     for mechanism in MECHANISMS:
-        np.testing.assert_allclose(law(mechanism, found, 10.0), 0.2, rtol=1e-9)
+        for scores in (found, found - count / 2):
+            np.testing.assert_allclose(law(mechanism, scores, 10.0), 0.2, rtol=1e-9)
+        counts = np.bincount(draws(mechanism, found, 5.0, 6_000, seed=count), minlength=5)
+        assert scipy.stats.chisquare(counts).pvalue > 1e-3
 
 
 def test_zero_epsilon_law_and_far_gaps():
+    """Epsilon 0 is a third each (AC35); what is 700 nats behind has a probability still (AC36)."""
     for mechanism in MECHANISMS:
         np.testing.assert_allclose(law(mechanism, [0, -1, 0], 0), 1 / 3, rtol=1e-9)
-        assert (law(mechanism, [0, -1400], 1.0) > 0).all()
+        found = law(mechanism, [0, -1400], 1.0)
+        assert (found > 0).all()
+        assert np.log(found[1]) == pytest.approx(-700 if mechanism == "exponential" else -700 - np.log(2))
 
 
 @hypothesis.given(
@@ -298,15 +311,18 @@ def reachable(sampler_at_extremes, scores):
 
 
 def test_audit_of_the_support_catches_float32_gumbel(monkeypatch):
-    """Neighbours must share every outcome. Extreme random words reach all of ours, not all of Gumbel's.
+    """Neighbours must share every outcome. Extreme random words reach all of ours, not all of Gumbel's (AC36).
 
     Epsilon 22 on two candidates 1 or 2 apart: 11 and 22 nats; float32 Gumbels span 21.1.
     """
     near, far = [1, 0], [2, 0]
 
+    most = -np.log(-np.log(np.float32(1) - np.finfo(np.float32).epsneg))
+    least = -np.log(-np.log(np.finfo(np.float32).tiny))
+    assert (round(float(least), 2), round(float(most), 2)) == (-4.47, 16.64)
+    assert 21.1 < most - least < 21.12
+
     def gumbel(scores, extreme):
-        most = -np.log(-np.log(np.float32(1) - np.finfo(np.float32).epsneg))
-        least = -np.log(-np.log(np.finfo(np.float32).tiny))
         noise = [most, least] if extreme == "most" else [least, most]
         return [np.argmax(11 * np.array(scores) + noise)]
 
@@ -328,5 +344,21 @@ def test_audit_of_the_support_catches_float32_gumbel(monkeypatch):
         cached()
 
 
+def test_a_far_level_is_drawn_with_its_probability_to_128_bits():
+    """Two candidates 22 nats apart: of 2^128 words as many choose the lesser as its law says (AC36)."""
+    table = selection.weights(epsilon=22.0, sensitivity=1, max_score=2)  # 2 apart: 22 nats
+    exact = fractions.Fraction(decimal.Decimal(-22).exp(decimal.Context(prec=80)))
+    weight = sum(int(limb) << (16 * i) for i, limb in enumerate(table[2]))
+    assert abs(weight - exact * 2**144) <= fractions.Fraction(1, 2)
+    least = -(-weight * 2**128 // (2**144 + weight))  # the first word that chooses the better one
+    assert abs(fractions.Fraction(least, 2**128) - exact / (1 + exact)) < fractions.Fraction(1, 2**127)
+    words = [0, least - 1, least, 2**128 - 1]
+    uniform = [jnp.asarray([w >> shift & 0xFFFFFFFF for w in words], jnp.uint32) for shift in (0, 32, 64, 96)]
+    level = jax.jit(jax.vmap(_exact.level_from_words, (0, None, None)))
+    assert level(uniform, jnp.array([1, 0, 1]), jnp.asarray(table)).tolist() == [0, 0, 2, 2]
+    assert selection.residual(2, max_score=2) < 2.0**-100
+
+
 def test_residual_is_a_delta_below_two_to_the_minus_hundred():
+    """What 128 bits leave is stated (AC36)."""
     assert 0 < selection.residual(65_535, max_score=10**7) < 2.0**-100

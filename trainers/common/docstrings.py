@@ -181,6 +181,10 @@ def load_documents(
                     found.setdefault(text, (split, row["module"]))
         order = sorted(found, key=digest_of)[:max_per_label]
         chosen.extend((text, label, *found[text]) for text in order)
+    if not chosen:
+        raise InputError(
+            f"no docstring of the packages has {min_sentences} sentences; give documents with --data FILE"
+        )
     texts, labels, splits, modules = (list(column) for column in zip(*chosen))
     content = digest_of(*texts, *labels, *splits)
     return Documents(texts, labels, splits, modules, versions, content)

@@ -152,6 +152,7 @@ def evaluate(config: Config) -> tuple[dict[str, Any], str]:
         "run_dir": str(folder),
         "documents": facts["documents"],
         "sentences": facts["sentences"],
+        "fewer_than_2_sentences": facts["fewer_than_2_sentences"],
         "division": facts["division"],
         "guarantee": statement.data,
         "seconds": time.monotonic() - begun,

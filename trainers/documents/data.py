@@ -103,7 +103,8 @@ def load(source: str, parts: Sequence[str] = SPLITS) -> tuple[dict[str, Document
       source: `docstrings` (those of installed packages, labelled by package), or a file whose records have
         `text` and `label`: a train file that finds its validation and test files beside it, or one with a
         `split` column. One without either is divided by a hash of its documents' ids, a tenth each for validation
-        and for test; one with train and test documents gives a tenth of the former for validation.
+        and for test; one with train and test documents gives a tenth of the former for validation. Docstrings
+        of fewer than 2 sentences are left out, as in the paper; of a file every document is kept.
 
     Raises:
       InputError: a split or a field is missing.

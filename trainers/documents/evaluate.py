@@ -201,9 +201,13 @@ def write_report(folder: pathlib.Path, result: dict[str, Any], facts: dict[str, 
     means = result["macro_f1"]
     private = {k: v for k, v in means.items() if isinstance(v, dict) and k != CEILING}
     epsilons = sorted({e for v in private.values() for e in v}, key=float)
+    short = facts["fewer_than_2_sentences"]["test"]
+    counted = (
+        f", of which {short:,} have fewer than 2 sentences (the paper leaves those out)" if short else ""
+    )
     lines = [
-        f"Macro-F1 in percent on {facts['documents']['test']:,} test documents ({len(facts['classes'])} classes), "
-        "mean (spread) over trials. Non-private "
+        f"Macro-F1 in percent on {facts['documents']['test']:,} test documents ({len(facts['classes'])} classes)"
+        f"{counted}, mean (spread) over trials. Non-private "
         f"{means['nonprivate']:.1f}, random guess {means['random']:.1f}"
         + (f", deepest candidate without privacy {means[CEILING]['inf']:.1f}." if CEILING in means else "."),
         "",

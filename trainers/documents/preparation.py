@@ -129,11 +129,17 @@ def encode(config: Config, started: Started) -> dict[str, data.Encoded]:
         part: data.encode(x, started.encoder, splitter=config.splitter, classes=classes)
         for part, x in splits.items()
     }
-    facts["documents"] = {part: len(x.ids) for part, x in encoded.items()}
-    facts["sentences"] = {part: int(x.counts.sum()) for part, x in encoded.items()}
+    note(facts, encoded)
     facts["classes"] = classes
     _warn_of_little(encoded["validation"])
     return encoded
+
+
+def note(facts: dict[str, Any], encoded: dict[str, data.Encoded]) -> None:
+    """Adds the sizes of the splits to the facts; no document is left out for its length, so the short are counted."""
+    facts["documents"] = {part: len(x.ids) for part, x in encoded.items()}
+    facts["sentences"] = {part: int(x.counts.sum()) for part, x in encoded.items()}
+    facts["fewer_than_2_sentences"] = {part: int((x.counts < 2).sum()) for part, x in encoded.items()}
 
 
 _LEAST_VALIDATION = 20  # documents: of fewer, which variant is best is chance

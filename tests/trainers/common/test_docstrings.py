@@ -183,6 +183,19 @@ def test_documents_have_labels_and_modules_stay_together(packages):
     assert few.digest != documents.digest
 
 
+def test_documents_of_one_sentence_are_left_out_by_name(packages):
+    """The paper keeps documents of 2 and more: `min_sentences` does, and 1 takes the others too (AC33)."""
+    names, one = ["jpx_private", "jpx_public"], "A class that holds the number 3 in it."
+    kept = docstrings.load_documents(packages=names, max_per_label=None)
+    every = docstrings.load_documents(packages=names, max_per_label=None, min_sentences=1)
+    assert all(len(prose.split_sentences(text)) >= 2 for text in kept.texts)
+    assert one not in kept.texts
+    assert one in every.texts
+    assert set(kept.texts) < set(every.texts)
+    with pytest.raises(InputError, match="no docstring of the packages has 3 sentences"):
+        docstrings.load_documents(packages=names, min_sentences=3)
+
+
 @pytest.mark.slow
 def test_the_default_is_large_enough_for_the_demonstration(monkeypatch, tmp_path):
     corpus = docstrings.load_default()

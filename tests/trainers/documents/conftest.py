@@ -75,6 +75,24 @@ def toy_encoder(tmp_path_factory):
     return folder
 
 
+AWKWARD = {
+    "doc_empty.txt": "",
+    "doc_blank.txt": "  \n\t\n\u00a0\n",
+    "doc_one.txt": "Only one sentence here.\n",
+    "doc_unicode.txt": (
+        "A family \U0001f468\u200d\U0001f469\u200d\U0001f467 and a flag \U0001f1ef\U0001f1f5\U0001f1f3\U0001f1f4! "
+        "\u202b\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645.\u202c "
+        "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd. \u200f\u0646\u0635 \u062b\u0627\u0646\u061f "
+        "\u4eca\u65e5\u306f\u6674\u308c\u3067\u3059\u3002\u660e\u65e5\u306f\u96e8\u3067\u3057\u3087\u3046\u3002 "
+        "\u092f\u0939 \u092a\u0939\u0932\u093e \u0935\u093e\u0915\u094d\u092f \u0939\u0948\u0964 "
+        "\u092f\u0939 \u0926\u0942\u0938\u0930\u093e \u0939\u0948\u0964 caf\u00e9 is open. cafe\u0301 is open. "
+        "Zero\u200bwidth and soft\u00adhyphen. "
+        "Stacked Z\u0351\u0343\u0306\u0357a\u0310\u0350\u0342l\u030dgo. \U0001f600\U0001f600\U0001f600\n"
+    ),
+}
+"""Files without a sentence, with one, and with a dozen in scripts whose sentences end otherwise."""
+
+
 def make_document(rng, label, num_sentences):
     sentences = []
     for _ in range(num_sentences):

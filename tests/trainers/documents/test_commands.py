@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.trainers.documents.conftest import SMALL
+from tests.trainers.documents.conftest import AWKWARD, SMALL
 from trainers import cli
 from trainers.documents.config import METHODS
 
@@ -92,6 +92,36 @@ def test_release_writes_embeddings_statement_and_ledger(capsys, fitted, letters,
     assert "Epsilon 5 was not fitted" in err
     assert "chosen at 10" in err
     assert "7 documents by" in err
+
+
+def test_a_release_of_the_awkward_files_has_a_row_for_each(capsys, fitted, tmp_path):
+    """In order, each as when released alone; without a sentence, zeros and no candidate (AC40)."""
+    (tmp_path / "in").mkdir()
+    for name, text in AWKWARD.items():
+        (tmp_path / "in" / name).write_text(text, encoding="utf-8", newline="")
+
+    def released(source):
+        output = tmp_path / f"{source.name}.parquet"
+        status, lines, _ = run(
+            capsys, "release", "--run-dir", fitted, "--data", source, "--method", "deepcandidate", "--epsilon", 10,
+            "--output", output, "--ledger", tmp_path / f"{source.name}.json", "--insecure-noise-seed", 3, "--json",
+        )  # fmt: skip
+        assert status == 0
+        return json.loads(lines[-1]), pq.read_table(output).to_pylist()
+
+    result, table = released(tmp_path / "in")
+    assert result["ids_without_sentences"] == ["doc_blank.txt", "doc_empty.txt"]
+    assert (result["documents"], result["one_sentence"]) == (4, 1)
+    assert [row["id"] for row in table] == sorted(AWKWARD)
+    assert [row["num_sentences"] for row in table] == [0, 0, 1, 13]
+    for row in table:
+        assert np.isfinite(row["embedding"]).all()
+        assert (
+            np.any(row["embedding"]) == (row["nearest_candidate"] is not None) == (row["num_sentences"] > 0)
+        )
+    assert table[2]["embedding"] != table[3]["embedding"]
+    for row in table[2:]:
+        assert released(tmp_path / "in" / row["id"])[1] == [row]
 
 
 @pytest.mark.parametrize(("epsilon", "words"), [("1e-300", "at least 1e-06"), ("0.01", "at least 0.0983")])
@@ -233,6 +263,9 @@ def test_evaluate_reports_every_method_and_resumes_to_the_same_result(
         (("fit", "--encoder", "absent", "--run-dir", "RUN"), "does not exist"),
         (("release", "--run-dir", "absent", "--data", "x", "--output", "y", "--epsilon", "10"), "fit"),
         (("release", "--run-dir", "absent", "--data", "x", "--output", "y", "--epsilon", "0"), "positive"),
+        (("release", "--run-dir", "absent", "--data", "x", "--output", "y", "--epsilon", "-1"), "positive"),
+        (("release", "--run-dir", "absent", "--data", "x", "--output", "y", "--epsilon", "inf"), "positive"),
+        (("release", "--run-dir", "absent", "--data", "x", "--output", "y", "--epsilon", "nan"), "positive"),
         (("release", "--epsilon", "10"), "--run-dir STR, --data STR, --output STR"),
         (("publish",), "unknown command"),
         (("fit", "--no-such-option"), "no-such-option"),

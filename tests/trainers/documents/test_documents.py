@@ -4,23 +4,70 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 from jaxpriv import depth, worddp
 from tests.oracles import selection_loops
+from tests.trainers.documents.conftest import AWKWARD
 from trainers.common.errors import InputError
-from trainers.documents import data, mechanisms, networks, public, sentences
+from trainers.documents import data, evaluate, mechanisms, networks, preparation, public, sentences
+from trainers.documents import encoder as encoders
 
 
-def test_sentence_counts_of_the_awkward_files(shared):
-    def count(name):
-        return len(sentences.split((shared / "cases/files" / name).read_text(), splitter="sentencex"))
+def test_the_awkward_files_are_those_of_the_cases(shared):
+    for name, text in AWKWARD.items():
+        assert (shared / "cases/files" / name).read_bytes() == text.encode()
 
-    assert (count("doc_empty.txt"), count("doc_blank.txt"), count("doc_one.txt")) == (0, 0, 1)
-    found = sentences.split((shared / "cases/files/doc_unicode.txt").read_text(), splitter="sentencex")
-    assert len(found) == 13
-    assert "今日は晴れです。" in found  # the ideographic full stop ends a sentence, and so does the danda
-    assert found.count("café is open.") == 2  # NFC: both forms are one text
-    assert any("😀" in s for s in found)  # a sentence of emoji counts
+
+def test_sentence_counts_of_the_awkward_files():
+    """None, none, one (AC40); the ideographic full stop ends a sentence, and so does the danda (AC39)."""
+    counts = [len(sentences.split(text, splitter="sentencex")) for text in AWKWARD.values()]
+    assert counts == [0, 0, 1, 13]
+    found = sentences.split(AWKWARD["doc_unicode.txt"], splitter="sentencex")
+    assert found[4:8] == [
+        "\u4eca\u65e5\u306f\u6674\u308c\u3067\u3059\u3002",
+        "\u660e\u65e5\u306f\u96e8\u3067\u3057\u3087\u3046\u3002",
+        "\u092f\u0939 \u092a\u0939\u0932\u093e \u0935\u093e\u0915\u094d\u092f \u0939\u0948\u0964",
+        "\u092f\u0939 \u0926\u0942\u0938\u0930\u093e \u0939\u0948\u0964",
+    ]
+    assert found.count("caf\u00e9 is open.") == 2  # NFC: both forms are one text
+    assert found[12] == "\U0001f600" * 3  # a sentence of emoji counts
+    assert len(sentences.split(AWKWARD["doc_unicode.txt"], splitter="lines")) == 1
+
+
+def test_the_awkward_files_are_encoded_one_row_each_and_drawn_uniformly_where_short(toy_encoder):
+    """In order, finite; the composed and the decomposed form alike (AC39); k = 0 and 1 tie everywhere (AC40)."""
+    names = ["doc_one.txt", "doc_unicode.txt", "doc_empty.txt", "doc_blank.txt", "doc_one.txt"]
+    texts = [AWKWARD[name] for name in names]
+    encoder = encoders.SentenceEncoder(toy_encoder)
+    documents = data.encode(
+        data.Documents([f"{i}" for i in range(5)], texts, [""] * 5), encoder, splitter="sentencex", classes=()
+    )
+    assert documents.ids == ["0", "1", "2", "3", "4"]
+    assert documents.counts.tolist() == [1, 13, 0, 0, 1]
+    assert documents.vectors.shape == (15, 32)
+    assert np.isfinite(documents.vectors).all()
+    assert (documents.vectors[1 + 8] == documents.vectors[1 + 9]).all()
+    assert (documents.means[[0, 4]] == encoder.encode(["Only one sentence here."])).all()
+    assert (documents.means[2:4] == 0).all()
+
+    directions, away = np.random.default_rng(0).normal(size=(2, 5, 32)).astype(np.float32)
+    prepared = depth.prepare(jnp.asarray(documents.means[1] + 0.02 * away), jnp.asarray(directions))
+    scores = mechanisms.depth_scores(documents, prepared, num_directions=(5,), devices=1)[5]
+    assert scores.shape == (5, 5)
+    assert (scores[[0, 2, 3, 4]] == 0).all()
+    assert (scores[1] > 0).any()
+    drawn = mechanisms.select(
+        jax.random.split(jax.random.key(0), 5 * 1000),
+        np.repeat(scores, 1000, axis=0),
+        epsilon=10.0,
+        sensitivity=1,
+        max_score=6,
+        mechanism="exponential",
+        devices=1,
+    ).reshape(5, 1000)
+    for row in (0, 2, 3, 4):
+        assert scipy.stats.chisquare(np.bincount(drawn[row], minlength=5)).pvalue > 1e-3
 
 
 def test_splitters():
@@ -169,6 +216,22 @@ def test_one_replaced_sentence_moves_a_bounded_score_by_at_most_its_steps():
     assert np.abs(before - after).max() == 10  # reached, never passed
 
 
+@pytest.mark.parametrize(
+    ("counts", "words"), [([0, 1, 5, 2, 1], ", of which 3 have fewer than 2 "), ([2, 5], "")]
+)
+def test_a_comparison_says_how_many_documents_the_paper_would_leave_out(tmp_path, counts, words):
+    """Nothing is filtered in silence: own documents of 0 and 1 sentence are measured, and counted (AC33)."""
+    facts: dict = {}
+    preparation.note(facts, {"test": encoded(np.random.default_rng(0), counts)})
+    assert facts["documents"] == {"test": len(counts)}
+    assert facts["fewer_than_2_sentences"] == {"test": 3 if words else 0}
+    means = {"nonprivate": 90.0, "random": 50.0, "low_rank": {"10": 80.0}}
+    result = {"macro_f1": means, "spread": {"low_rank": {"10": 1.0}}}
+    said = evaluate.write_report(tmp_path, result, {**facts, "classes": ["a", "b"]})
+    assert ("fewer than 2" in said) == bool(words)
+    assert f"{len(counts)} test documents (2 classes){words}" in said
+
+
 def test_a_document_too_long_to_pad_is_refused():
     assert data.width_of(10_000) == 16_384
     with pytest.raises(InputError, match="too long"):
@@ -176,6 +239,7 @@ def test_a_document_too_long_to_pad_is_refused():
 
 
 def test_macro_f1_and_random_guess():
+    """Truth 0, 0, 1 guessed 0, 0, 0: class 1 counts as 0; shares 0.9 and 0.1 (AC37)."""
     assert networks.macro_f1(np.array([0, 0, 1]), np.array([0, 0, 0]), 2) == pytest.approx(40.0)
     assert networks.random_guess(np.array([0] * 9 + [1]), 2) == pytest.approx(82.0)
     assert networks.macro_f1(np.array([0, 1, 2]), np.array([0, 1, 2]), 3) == pytest.approx(100.0)

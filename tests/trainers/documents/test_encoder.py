@@ -51,20 +51,33 @@ def test_a_sentence_is_bitwise_the_same_alone_among_others_and_in_any_order(toy_
     assert (encoder.encode(changed)[others] == together[others]).all()
 
 
-def test_nothing_to_encode_and_things_that_are_not_text(toy_encoder):
-    encoder = encoders.SentenceEncoder(toy_encoder)
-    empty = encoder.encode([])
-    assert empty.shape == (0, 32)
-    assert empty.dtype == np.float32
+def test_nothing_to_encode_and_things_that_are_not_text(toy_encoder, tmp_path):
+    """Nothing is no rows of the right length and type (AC38)."""
+    for encoder in (
+        encoders.SentenceEncoder(toy_encoder, cache=tmp_path),
+        encoders.SentenceEncoder(toy_encoder),
+    ):
+        empty = encoder.encode([])
+        assert empty.shape == (0, encoder.dim) == (0, 32)
+        assert empty.dtype == np.float32
     assert np.isfinite(encoder.encode(["", "😀", "語"])).all()
     with pytest.raises(InputError, match="text"):
         encoder.encode(["fine", None])
 
 
-def test_composed_and_decomposed_forms_agree(toy_encoder):
-    encoder = encoders.SentenceEncoder(toy_encoder)
-    composed, decomposed = encoder.encode(["caf\u00e9 is open", "cafe\u0301 is open"])
+def test_composed_and_decomposed_forms_agree(toy_encoder, tmp_path):
+    """NFC comes first, as `encode` says: both are the word that the vocabulary has composed (AC39)."""
+    knows = shutil.copytree(toy_encoder, tmp_path / "encoder")
+    words = (knows / "tokenizer.json").read_text(encoding="utf-8")
+    (knows / "tokenizer.json").write_text(words.replace('"ship"', '"caf\u00e9"'), encoding="utf-8")
+    encoder = encoders.SentenceEncoder(knows)
+    composed, decomposed, unknown = encoder.encode(
+        ["caf\u00e9 is open.", "cafe\u0301 is open.", "cafe is open."]
+    )
     assert (composed == decomposed).all()
+    assert (composed != unknown).any()
+    first, second = encoder.token_ids(["caf\u00e9", "cafe\u0301"])
+    assert first == second
 
 
 def test_long_sentences_are_cut_at_the_limit(toy_encoder):
