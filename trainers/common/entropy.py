@@ -6,6 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from trainers.common.errors import InputError
+
+
+def check_insecure_seed(seed: int | None) -> None:
+    """Refuses an `--insecure-noise-seed` that no key holds whole (`jaxpriv.keys.root`); None is no such seed."""
+    if seed is not None and not 0 <= seed < 2**64:
+        raise InputError(f"--insecure-noise-seed must be from 0 to 2**64 - 1, got {seed}")
+
 
 def secret_words() -> np.ndarray:
     """256 bits from the operating system, uint32 [8]. They live in the private checkpoint only."""

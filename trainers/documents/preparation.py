@@ -48,6 +48,7 @@ def check(config: Config) -> None:
             raise InputError(f"{what} must be positive multiples of 5, got {values}")
     if not 0 <= config.seed < 2**64:
         raise InputError(f"--seed must be from 0 to 2**64 - 1, got {config.seed}")
+    entropy.check_insecure_seed(config.insecure_noise_seed)
 
 
 def check_epsilon(epsilon: float, what: str) -> None:
@@ -102,7 +103,7 @@ _FREE = ("resume", "json", "run_dir", "devices")  # change nothing of what a run
 def secret_key(folder: pathlib.Path, insecure_seed: int | None) -> jax.Array:
     """The root of private draws: from the operating system, kept in `secret.npy` (owner only) for a resume."""
     if insecure_seed is not None:
-        return jax.random.key(insecure_seed)
+        return keys.root(insecure_seed)
     path = folder / "secret.npy"
     if not path.is_file():
         with files.atomic_write(path, "wb", permissions=0o600) as file:

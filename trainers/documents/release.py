@@ -36,6 +36,7 @@ def release(config: ReleaseConfig) -> dict[str, Any]:
     """
     started = time.monotonic()
     preparation.check_epsilon(config.epsilon, "--epsilon")
+    entropy.check_insecure_seed(config.insecure_noise_seed)
     output, folder = pathlib.Path(config.output), pathlib.Path(config.run_dir)
     place = pathlib.Path(config.ledger or folder / "ledger.json")
     check_places(output, place, folder, config.data)

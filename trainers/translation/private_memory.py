@@ -161,6 +161,7 @@ def _check(config: PrivateConfig) -> float:
     for value in config.min_sentences:
         if value < 1:
             raise InputError(f"--min-sentences must be at least 1, got {value}")
+    entropy.check_insecure_seed(config.insecure_noise_seed)
     return config.delta
 
 
@@ -298,7 +299,7 @@ def _histograms(
 
 def _noise_key(config: PrivateConfig, number: int) -> jax.Array:
     if config.insecure_noise_seed is not None:
-        return jax.random.fold_in(jax.random.key(config.insecure_noise_seed), number)
+        return jax.random.fold_in(keys.root(config.insecure_noise_seed), number)
     return entropy.key_from_words(entropy.secret_words())
 
 
