@@ -92,20 +92,18 @@ def test_most_participations_counts_fence_posts():
 
 
 def test_a_device_whose_upload_failed_waits_as_long():
-    state, cohort = participation.select(
-        ROOT,
-        participation.init(1),
-        2,
-        report_goal=1,
-        num_chosen=1,
-        available=1.0,
-        drop_out=1.0,
-        min_separation=5,
-        max_participations=9,
-    )
+    """It downloads in round 2 with b = 5, and its timer starts then: it is next eligible in round 7 (AC21)."""
+    options = dict(report_goal=1, num_chosen=1, available=1.0, min_separation=5, max_participations=9)
+    state, cohort = participation.select(ROOT, participation.init(1), 2, drop_out=1.0, **options)
     assert not bool(cohort.released)
+    assert not np.asarray(cohort.reports).any()  # nothing of it is summed, then or later
     assert int(state.ready[0]) == 7
     assert int(state.count[0]) == 0
+    eligible = [
+        int(attempt(state, jnp.int32(t), jnp.int32(t), drop_out=0.0, **options)[1].num_eligible)
+        for t in range(2, 9)
+    ]
+    assert eligible == [0, 0, 0, 0, 0, 1, 1]
 
 
 def test_every_device_takes_part_and_none_always():

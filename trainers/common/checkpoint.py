@@ -28,6 +28,7 @@ from trainers.common.host_arrays import from_host, is_key, to_host
 
 T = TypeVar("T")
 ARRAYS, FACTS, DIGESTS = "arrays", "facts.json", "digests.json"
+_ASIDE = ".aside-"  # where a checkpoint is written before it has its name
 _ONE_AT_A_TIME = threading.Lock()  # orbax fails where two threads save at once: runs side by side do
 
 
@@ -88,12 +89,12 @@ def save(folder: files.PathLike, step: int, tree: Any, *, facts: dict[str, Any],
     a folder that all of them see; the first one writes. Ctrl-C is obeyed when it is done.
     """
     root = pathlib.Path(folder).resolve()
-    aside, place = root / f".aside-{step}", root / str(step)
+    aside, place = root / f"{_ASIDE}{step}", root / str(step)
     first = jax.process_index() == 0
     if first:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(root, 0o700)
-        for left_over in root.glob(".aside-*"):
+        for left_over in root.glob(f"{_ASIDE}*"):
             shutil.rmtree(left_over, ignore_errors=True)
         aside.mkdir(mode=0o700)
     arrays = {_file_name(name): to_host(leaf) for name, leaf in _named_leaves(tree)}
@@ -108,7 +109,7 @@ def save(folder: files.PathLike, step: int, tree: Any, *, facts: dict[str, Any],
         json.dump(recorded, file, indent=1)
     sync_folder(aside)
     if place.exists():
-        replaced = root / f".aside-replaced-{step}"
+        replaced = root / f"{_ASIDE}replaced-{step}"
         os.rename(place, replaced)
         os.rename(aside, place)
         shutil.rmtree(replaced)
@@ -124,11 +125,14 @@ def read_facts(folder: files.PathLike, step: int) -> dict[str, Any]:
 
 
 def latest(folder: files.PathLike) -> int | None:
-    """The newest whole checkpoint's step; a warning names every newer one that is damaged."""
-    for step in reversed(steps(folder)):
+    """The newest whole checkpoint's step; a warning names every newer one that is damaged or was not finished."""
+    aside = [p.name.removeprefix(_ASIDE) for p in pathlib.Path(folder).glob(f"{_ASIDE}*")]
+    unfinished = {int(name) for name in aside if name.isdecimal()}
+    for step in sorted(unfinished.union(steps(folder)), reverse=True):
         if is_whole(folder, step):
             return step
-        warnings.warn(f"checkpoint {step} in {folder} is incomplete or damaged; it is not used", stacklevel=2)
+        how = "was not finished" if step in unfinished else "is incomplete or damaged"
+        warnings.warn(f"checkpoint {step} in {folder} {how}; it is not used", stacklevel=2)
     return None
 
 

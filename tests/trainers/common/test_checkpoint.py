@@ -5,6 +5,7 @@ import shutil
 import signal
 import stat
 import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +48,9 @@ def array_file(folder):
     return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
 
 
-@pytest.mark.parametrize("damage", ["delete", "truncate", "flip", "only temporary"])
+@pytest.mark.parametrize("damage", ["delete", "truncate", "flip", "delete facts", "only temporary"])
 def test_a_damaged_newest_checkpoint_is_never_used(tmp_path, damage):
+    """Of rounds 10 and 20 that of 20 is damaged: 10 is used, with a warning, and 20 can be saved again (AC30)."""
     for step in (10, 20):
         checkpoint.save(tmp_path, step, state(step), facts={"step": step})
     victim = array_file(tmp_path / "20" / "arrays")
@@ -60,18 +62,21 @@ def test_a_damaged_newest_checkpoint_is_never_used(tmp_path, damage):
         data = bytearray(victim.read_bytes())
         data[len(data) // 2] ^= 1
         victim.write_bytes(data)
+    elif damage == "delete facts":
+        (tmp_path / "20" / "facts.json").unlink()
     else:
         shutil.move(tmp_path / "20", tmp_path / ".aside-20")
-    if damage == "only temporary":
+    said = "was not finished" if damage == "only temporary" else "is incomplete or damaged"
+    with pytest.warns(UserWarning, match=f"checkpoint 20 in .* {said}; it is not used"):
         assert checkpoint.latest(tmp_path) == 10
-    else:
-        with pytest.warns(UserWarning, match="checkpoint 20"):
-            assert checkpoint.latest(tmp_path) == 10
-        with pytest.raises(InputError, match="20 is incomplete"):
-            checkpoint.load(tmp_path, 20, state(0))
+    with pytest.raises(InputError, match="20 is incomplete"):
+        checkpoint.load(tmp_path, 20, state(0))
     assert bits(checkpoint.load(tmp_path, 10, state(0))) == bits(state(10))
     checkpoint.save(tmp_path, 20, state(21), facts={})
-    assert checkpoint.latest(tmp_path) == 20
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert checkpoint.latest(tmp_path) == 20
+    assert not list(tmp_path.glob(".aside-*"))
     assert bits(checkpoint.load(tmp_path, 20, state(0))) == bits(state(21))
 
 
@@ -85,6 +90,7 @@ def test_a_state_of_another_shape_is_refused(tmp_path):
 
 
 def test_a_saved_state_is_not_touched_by_later_donation(tmp_path):
+    """Round t + 1 starts with donated parameters once round t is saved: the file holds those of t (AC32)."""
     step = jax.jit(lambda x: x * 2 + 1, donate_argnums=0)
     x = jnp.arange(100_000, dtype=jnp.float32)
     checkpoint.save(tmp_path, 0, {"x": x}, facts={})

@@ -187,6 +187,26 @@ def test_a_run_that_stops_before_its_first_round_has_nothing_to_state(tmp_path, 
     assert metrics.read(tmp_path / "run" / "metrics.jsonl") == []
 
 
+def test_old_rounds_are_never_accounted_with_new_settings(tmp_path, capsys):
+    """Saved with z = 7, C = 5, b = 100; resumed with z = 3, C = 1 or b = 10 (AC31)."""
+    settings = {"noise_multiplier": 7.0, "clip_norm": 5.0, "min_separation": 100, "rounds": 2}
+    session.train(toy.config(tmp_path, **settings))
+    before = snapshot(tmp_path / "run")
+    for name, old, new in (
+        ("noise_multiplier", 7.0, 3.0),
+        ("clip_norm", 5.0, 1.0),
+        ("min_separation", 100, 10),
+    ):
+        changed = toy.config(tmp_path, resume=True, **settings | {name: new})
+        assert cli.main(["keyboard", *toy.argv(changed)]) == 2
+        assert f"{name} was {old}, now it is {new}" in one_line(capsys)
+        assert snapshot(tmp_path / "run") == before
+    stated = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert stated["rho"] == pytest.approx(
+        2 / (2 * 7.0**2)
+    )  # two rounds of one tree: at most two nodes hold a device
+
+
 def test_a_statement_that_says_more_is_never_overwritten(copied, capsys):
     folder, resumed = copied
     path = folder / "privacy.json"

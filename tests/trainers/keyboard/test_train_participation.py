@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from trainers.keyboard.train import Run
 
 
 def test_abandoned_rounds_and_late_devices_keep_the_limits(tmp_path):
+    """Whose upload fails waits as who took part, and nothing of it enters this or a later sum (AC21)."""
     config = toy.config(tmp_path, drop_out=0.3, over_selection=0.5, min_separation=2, report_goal=3, rounds=8)
     session.train(config)
     statement = reporting.report(config.run_dir).data
@@ -24,6 +26,12 @@ def test_abandoned_rounds_and_late_devices_keep_the_limits(tmp_path):
     lines = metrics.read(tmp_path / "run" / "participation.jsonl")
     assert all(len(line["devices"]) == 3 for line in lines)
     assert any(line.get("failed") for line in lines)
+    assert all(row["num_present"] == 3 for row in metrics.read(tmp_path / "run" / "operator.jsonl"))
+    downloads = {}
+    for t, line in enumerate(lines):
+        for device in [*line["devices"], *line.get("failed", [])]:
+            downloads.setdefault(device, []).append(t)
+    assert all(b - a >= 2 for rounds in downloads.values() for a, b in itertools.pairwise(rounds))
 
 
 def drawing(folder, **changes):
