@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from trainers.common import files
@@ -79,8 +80,12 @@ class Writer:
         self.close()
 
 
-def read(path: files.PathLike) -> list[dict[str, Any]]:
-    """All whole records; a torn last line (a killed process) is left out, a bad line elsewhere is refused."""
+def read(path: files.PathLike, kinds: Mapping[str, type] | None = None) -> list[dict[str, Any]]:
+    """All whole records; a torn last line (a killed process) is left out, a bad line elsewhere is refused.
+
+    Args:
+      kinds: of fields that every record must have: str, int, float (whole numbers too) or dict (of numbers).
+    """
     lines = _text(path).split("\n")
     records = []
     for number, line in enumerate(lines, 1):
@@ -88,7 +93,7 @@ def read(path: files.PathLike) -> list[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 break
             raise InputError(f"{path}, line {number}: not JSON ({error}); the file was damaged") from error
@@ -96,8 +101,21 @@ def read(path: files.PathLike) -> list[dict[str, Any]]:
             if number == len(lines):  # the beginning of nothing that a Writer writes, but harmless at the end
                 break
             raise InputError(f"{path}, line {number}: no record (an object in braces); the file was damaged")
+        for name, kind in (kinds or {}).items():
+            if not _is_a(record.get(name), kind):
+                raise InputError(
+                    f"{path}, line {number}: no record of such a run ({name} is missing, or of another kind); the file "
+                    "was damaged"
+                )
         records.append(record)
     return records
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    if kind is dict:
+        return isinstance(value, dict) and all(_is_a(each, float) for each in value.values())
+    kinds = (int, float) if kind is float else kind
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def _text(path: files.PathLike) -> str:
@@ -124,7 +142,7 @@ def _mend_end(path: pathlib.Path) -> None:
             return
         try:
             whole = isinstance(json.loads(last), dict)
-        except ValueError:
+        except (ValueError, RecursionError):
             whole = False
         if whole:
             file.seek(end)

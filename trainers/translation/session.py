@@ -148,13 +148,22 @@ def _write_manifest(run_dir: pathlib.Path, config: Config, digests: dict[str, st
 
 def _records(run_dir: pathlib.Path) -> list[dict[str, Any]]:
     place = run_dir / RESULTS
-    records = metrics.read(place) if place.exists() else []
-    fields = {"setting", "trial", "method", "pairs", *experiment.Outcome._fields}
+    records = metrics.read(place, _KINDS) if place.exists() else []
     for number, record in enumerate(records, 1):
-        if fields - record.keys():
-            raise InputError(f"{place}, record {number}: not of a translation run; restore the file")
+        if record["method"] not in METHODS:
+            raise InputError(
+                f"{place}, record {number}: no method {record['method']!r:.40}; the file was damaged"
+            )
     return records
 
+
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(("setting", "method", "pairs"), str),
+    **dict.fromkeys(("trial", "bytes_up", "bytes_down"), int),
+    **dict.fromkeys(("tokens_per_second", "seconds", "flops"), float),
+    **dict.fromkeys(("bleu", "chrf"), dict),
+}
+"""What a record of results has."""
 
 FREE = ("settings", "methods", "trials", "resume", "json", "run_dir")
 """Options that a resumed run may change: they add to what is compared, or change nothing of it."""
@@ -224,6 +233,7 @@ def read_config(run_dir: str) -> Config:
         if isinstance(record.get(field.name), list):
             record[field.name] = tuple(record[field.name])
     try:
+        folders.require_types(record, Config)
         config = Config(**{**record, "run_dir": run_dir, "resume": True, "json": False})
     except TypeError as error:
         raise InputError(f"{place} is not the description of a translation run ({error})") from error

@@ -164,7 +164,9 @@ def test_a_torn_line_of_results_is_mended_not_continued(copy, capsys):
         ("config.json", "[]", "config.json"),
         ("config.json", "{", "config.json"),
         ("manifest.json", "[]", "manifest.json"),
-        ("metrics.jsonl", '{"a": 1}\n', "record 1: not of a translation run"),
+        ("config.json", '{"client": [5]}', "config.json is not the description of a translation run"),
+        ("metrics.jsonl", '{"a": 1}\n', "line 1: no record of such a run (setting is missing"),
+        ("metrics.jsonl", "[" * 100_000 + "\n", "line 1: not JSON"),
         ("metrics.jsonl", "5\n", "line 1: no record"),
         (
             "public/model.json",
@@ -177,6 +179,24 @@ def test_a_torn_line_of_results_is_mended_not_continued(copy, capsys):
 def test_damage_is_one_line_that_names_the_file(copy, capsys, file, text, words):
     (copy / file).write_text(text)
     refused(copy, capsys, words, "evaluate", "--run-dir", copy)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bleu": 5},
+        {"bleu": {"it": "high"}},
+        {"trial": "q"},
+        {"setting": 5},
+        {"method": "magic"},
+        {"seconds": True},
+    ],
+)
+def test_a_result_of_another_kind_is_damage(copy, capsys, change):
+    place = copy / "metrics.jsonl"
+    record = json.loads(place.read_text())
+    place.write_text(json.dumps({**record, **change}) + "\n")
+    refused(copy, capsys, "metrics.jsonl", "evaluate", "--run-dir", copy)
 
 
 @pytest.mark.parametrize("resume", [False, True])
