@@ -6,6 +6,8 @@ import collections
 import importlib.util
 import itertools
 
+import numpy as np
+
 from trainers.common.errors import InputError
 from trainers.common.pairs import PairSplits
 from trainers.translation import corpora, dealing
@@ -13,12 +15,12 @@ from trainers.translation.config import Config
 from trainers.translation.corpora import Corpora
 
 
-def before_writing(config: Config, read: Corpora, dim: int) -> None:
-    """Raises InputError where settings, data and a model of width `dim` do not fit together."""
+def before_writing(config: Config, read: Corpora, dim: int, sides: np.ndarray | None = None) -> None:
+    """Raises InputError where settings, data and a model of width `dim`, trained on `sides`, do not fit together."""
     parties = {"the server": read.server, **{f"client {name}": s for name, s in read.clients.items()}}
     for who, splits in parties.items():
         _check_party(who, splits)
-    check_public(read)
+    check_public(read, sides)
     most = config.client_pairs
     sizes = {name: min(most or len(s.train), len(s.train)) for name, s in read.clients.items()}
     for setting in config.settings:
@@ -36,11 +38,19 @@ def before_writing(config: Config, read: Corpora, dim: int) -> None:
         )
 
 
-def check_public(read: Corpora) -> None:
+def check_public(read: Corpora, sides: np.ndarray | None = None) -> None:
     """Refuses public pairs that are mostly a client's own: what is made of them would be called public.
 
-    Short sentences that everyone has are shared by honest sets too (4 % of the embedded ones); they are reported.
+    So with `sides`, what a public model made elsewhere was trained on, where its folder says so. Short sentences that
+    everyone has are shared by honest sets too (4 % of the embedded ones); they are reported.
     """
+    for name, shared in corpora.seen(read, sides).train.items():
+        total = len(corpora.distinct(read.clients[name].train))
+        if sides is not None and 2 * shared > min(total, len(sides) // 2):
+            raise InputError(
+                f"--public-model was trained on {shared} of the {total} train pairs of client {name}: what is private "
+                "cannot be given as public too; give a model of other pairs"
+            )
     public = len(read.public())
     for name, shared in read.shared().items():
         total = len(corpora.distinct(read.clients[name].train))

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from trainers.common import files, parallel_text
 from trainers.common.errors import InputError
 from trainers.common.pairs import Pair, PairSplits, side_keys, sides_of, without
@@ -45,6 +47,37 @@ class Corpora(NamedTuple):
 def distinct(*parts: Sequence[Pair]) -> set[tuple[str, str]]:
     """The different pairs, near-identical ones taken for one."""
     return {side_keys(p) for part in parts for p in part}
+
+
+def side_digests(pairs: Sequence[Pair]) -> np.ndarray:
+    """64 bits of each different side of the pairs, by letters and digits (`pairs.key`), sorted."""
+    return np.unique(np.array([hashed(side) for side in sides_of(pairs)], np.uint64))
+
+
+class Seen(NamedTuple):
+    """What a public model made elsewhere was trained on, of this run's pairs.
+
+    known: whether its folder says so. train: how many of each client's different train pairs, both sides. test: how
+    many test pairs of anyone, either side.
+    """
+
+    known: bool
+    train: Mapping[str, int]
+    test: int
+
+
+def seen(read: Corpora, sides: np.ndarray | None) -> Seen:
+    """Compares a run's pairs with the sides that a model was trained on (`side_digests`)."""
+    if sides is None:
+        return Seen(False, {}, 0)
+
+    def among(pairs: Sequence[Pair]) -> np.ndarray:
+        found = [[hashed(side) for side in pair] for pair in sorted(distinct(pairs))]
+        return np.isin(np.array(found, np.uint64).reshape(-1, 2), sides)
+
+    train = {name: int(among(splits.train).all(1).sum()) for name, splits in read.clients.items()}
+    tests = [splits.test for splits in (read.server, *read.clients.values())]
+    return Seen(True, train, sum(int(among(pairs).any(1).sum()) for pairs in tests))
 
 
 def parse_source(text: str) -> tuple[str, tuple[str, ...] | None]:

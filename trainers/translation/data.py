@@ -23,7 +23,7 @@ from trainers.translation.batches import Example
 from trainers.translation.config import ModelConfig
 from trainers.translation.model import END, PAD, UNK
 
-VOCABULARY, WEIGHTS, FACTS = "vocabulary.model", "model.npz", "model.json"
+VOCABULARY, WEIGHTS, FACTS, TRAINED_ON = "vocabulary.model", "model.npz", "model.json", "trained_on.npz"
 
 
 class Vocabulary:
@@ -126,6 +126,23 @@ def save(folder: files.PathLike, model: Model, **facts: Any) -> None:
         record = {"model": dataclasses.asdict(model.config), "digest": model.digest, **facts}
         json.dump(metrics.plain(record), file, indent=1)
         file.write("\n")
+
+
+def save_trained_on(folder: files.PathLike, sides: np.ndarray) -> None:
+    """Writes what a model was trained on, as `corpora.side_digests`: what whoever takes the model can compare with."""
+    with files.atomic_write(pathlib.Path(folder) / TRAINED_ON, "wb") as file:
+        np.savez(file, sides=sides)
+
+
+def trained_on(folder: files.PathLike) -> np.ndarray | None:
+    """The digests of both sides of all pairs that a model was trained on; None where its folder does not say."""
+    path = pathlib.Path(folder) / TRAINED_ON
+    if not path.is_file():
+        return None
+    sides = load_arrays(path).get("sides")
+    if sides is None or sides.dtype != np.uint64 or sides.ndim != 1:
+        raise InputError(f"{path} does not say what the model was trained on; copy the folder anew")
+    return sides
 
 
 def load(folder: files.PathLike) -> Model:

@@ -150,6 +150,7 @@ class Bench:
             what="public model",
         )
         made = data.make(shape, params, vocabulary)
+        data.save_trained_on(folder, corpora.side_digests(pairs))
         data.save(folder, made, updates=info.updates, tokens=info.tokens, losses=info.losses)
         return made
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainers.common import plots
+from trainers.translation.corpora import Seen
 
 NAMES = {
     "p_nmt": "P-NMT (public)",
@@ -48,11 +49,14 @@ def guarantees(methods: Sequence[str]) -> dict[str, str]:
     return {m: GUARANTEE.get(m, LOCAL if m in ("ft", "ak_mt") else NO_GUARANTEE) for m in methods}
 
 
-def statement(methods: Sequence[str], key_encryption: str, shared: Mapping[str, int]) -> str:
+def statement(
+    methods: Sequence[str], key_encryption: str, shared: Mapping[str, int], seen: Seen | None = None
+) -> str:
     """The privacy statement of a run, as text: what is protected from whom, and what is not.
 
     Args:
-      shared: train pairs of each client that are among the public ones.
+      shared: train pairs of each client that are among the public ones. seen: of what a public model made elsewhere was
+        trained on; None if the run made its own.
     """
     also = ", ".join(f"{name} {count:,}" for name, count in shared.items() if count)
     lines = [
@@ -74,9 +78,25 @@ def statement(methods: Sequence[str], key_encryption: str, shared: Mapping[str, 
             if also
             else "No train pair of a client is among these."
         ),
-        "Scores were computed on test sets that were used for nothing else.",
+        *([] if seen is None else [_made_elsewhere(seen)]),
+        "Scores were computed on test sets that were used for nothing else"
+        + (" here." if seen is not None and (seen.test or not seen.known) else "."),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _made_elsewhere(seen: Seen) -> str:
+    if not seen.known:
+        return (
+            "The public model was made elsewhere (--public-model), and its folder does not say of what: that it has "
+            "seen no pair of anyone here is the operator's word."
+        )
+    also = ", ".join(f"{name} {count:,}" for name, count in seen.train.items() if count)
+    return (
+        "The public model was made elsewhere (--public-model). Of what it was trained on, "
+        + (f"clients have train pairs in common: {also}" if also else "no train pair of a client is a part")
+        + f"; {f'{seen.test:,}' if seen.test else 'no'} test pairs have a side in it."
+    )
 
 
 def mean_scores(records: Sequence[Mapping[str, Any]], setting: str, score: str = "bleu") -> dict[str, dict]:

@@ -42,7 +42,8 @@ def _train(config: Config, start: float) -> tuple[dict[str, Any], str]:
     read = _load(run_dir, config) if begun else corpora.load(config)
     found = corpora.digest(read)
     public = _finished_model(run_dir, config)
-    checks.before_writing(config, read, public.config.dim if public else config.dim)
+    sides = None if config.public_model is None else data.trained_on(config.public_model)
+    checks.before_writing(config, read, public.config.dim if public else config.dim, sides)
     if begun:
         _check_same_data(run_dir, found, public.digest if public else None, read.notes)
     records = _records(run_dir)
@@ -76,14 +77,15 @@ def _train(config: Config, start: float) -> tuple[dict[str, Any], str]:
                     }
                     writer.write(**record)
                     records.append(record)
-    return _report(config, run_dir, records, read, time.time() - start)
+    seen = None if config.public_model is None else corpora.seen(read, sides)
+    return _report(config, run_dir, records, read, seen, time.time() - start)
 
 
 def reopen(run_dir: str) -> tuple[Config, corpora.Corpora]:
     """The settings and the pairs of a run folder, for a command that adds to it; other data than its own is refused."""
     config, place = read_config(run_dir), pathlib.Path(run_dir)
     read = _load(place, config)
-    checks.check_public(read)
+    checks.check_public(read, None if config.public_model is None else data.trained_on(config.public_model))
     public = _finished_model(place, config)
     _check_same_data(place, corpora.digest(read), public.digest if public else None, read.notes)
     return config, read
@@ -182,7 +184,9 @@ def _check_same(run_dir: pathlib.Path, config: Config) -> None:
             )
 
 
-def _report(config, run_dir, records, read: corpora.Corpora, seconds) -> tuple[dict[str, Any], str]:
+def _report(
+    config, run_dir, records, read: corpora.Corpora, seen: corpora.Seen | None, seconds
+) -> tuple[dict[str, Any], str]:
     """Of everything that the folder holds, so that a table made in several calls is whole."""
     settings = list(dict.fromkeys([*config.settings, *(r["setting"] for r in records)]))
     records.sort(key=lambda r: (settings.index(r["setting"]), METHODS.index(r["method"]), r["trial"]))
@@ -190,7 +194,7 @@ def _report(config, run_dir, records, read: corpora.Corpora, seconds) -> tuple[d
     signature = scoring.score(["a"], ["a"]).bleu_signature
     tables = [report.table(records, s, signature) for s in settings]
     shared = read.shared()
-    words = report.statement(methods, config.key_encryption, shared)
+    words = report.statement(methods, config.key_encryption, shared, seen)
     with files.atomic_write(run_dir / "results.md") as file:
         file.write("\n".join(tables))
     with files.atomic_write(run_dir / "privacy.md") as file:

@@ -8,7 +8,7 @@ import pytest
 from tests.trainers.common.test_pair_uses import ABSENT, SPLITS
 from trainers.common.errors import InputError
 from trainers.common.pairs import Pair, sides_of
-from trainers.translation import checks, corpora
+from trainers.translation import checks, corpora, report
 from trainers.translation.config import PRESETS
 
 
@@ -59,6 +59,25 @@ def test_texts_at_several_clients_are_counted_and_one_text_given_twice_is_refuse
         InputError, match="40 of the 40 train pairs of client it are among the 80 of client law"
     ):
         checks.check_apart(corpora.load(config(files)))
+
+
+def test_what_a_model_made_elsewhere_has_seen_is_counted(files):
+    read = corpora.load(config(files))
+    it, law = (read.clients[name] for name in ("it", "law"))
+    seen = corpora.seen(
+        read, corpora.side_digests([*it.train[:5], it.test[0], Pair(law.test[1].source, "anders")])
+    )
+    assert seen == (True, {"it": 5, "law": 0}, 2)
+    said = report.statement(["p_nmt"], "pq", {}, seen)
+    assert "in common: it 5; 2 test pairs have a side in it" in said
+    assert "used for nothing else here." in said
+    checks.check_public(read, corpora.side_digests([*it.train[:5], *read.server.train]))
+    with pytest.raises(InputError, match="was trained on 40 of the 40 train pairs of client it"):
+        checks.check_public(read, corpora.side_digests([*it.train, *read.server.train]))
+    said = report.statement(["p_nmt"], "pq", {}, corpora.seen(read, None))
+    assert "its folder does not say of what" in said
+    assert "used for nothing else here." in said
+    assert report.statement(["p_nmt"], "pq", {}).endswith("used for nothing else.\n")
 
 
 def test_every_train_set_is_filtered_against_every_test_set(files):

@@ -210,6 +210,26 @@ def test_a_run_killed_before_its_settings_were_written_begins(small_run, tmp_pat
     capsys.readouterr()
     assert json.loads((tmp_path / "run" / "config.json").read_text())["run_dir"] == str(tmp_path / "run")
     assert not list((tmp_path / "run").glob(".*.tmp"))
+    said = (tmp_path / "run" / "privacy.md").read_text()
+    assert (
+        "made elsewhere (--public-model). Of what it was trained on, no train pair of a client is a part"
+        in said
+    )
+    assert "made elsewhere" not in (small_run / "privacy.md").read_text()
+
+
+def test_what_a_public_model_was_trained_on_comes_with_it(copy, capsys):
+    _, read = session.reopen(str(copy))
+    sides = data.trained_on(copy / "public")
+    assert sides is not None
+    assert (sides == corpora.side_digests(read.server.train)).all()
+    argv = [a for a in again(copy) if a != "--resume"]
+    argv[argv.index("--run-dir") + 1] = str(copy.parent / "other")
+    argv += ["--public-model", str(copy / "public")]
+    data.save_trained_on(copy / "public", corpora.side_digests(read.clients["it"].train))
+    refused(copy.parent, capsys, "--public-model was trained on", *argv)
+    np.savez(copy / "public" / "trained_on.npz", sides=np.zeros(3))
+    refused(copy.parent, capsys, "does not say what the model was trained on", *argv)
 
 
 def test_a_folder_that_holds_no_run_is_not_continued(small_run, tmp_path, capsys):
