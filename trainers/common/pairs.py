@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from trainers.common.readers import unit_hash
 
-MAX_WORDS = 250  # a side with more is no sentence; the longest of legal texts have some 200
+# A side with more is no sentence; the longest of legal texts have some 200 words. Where words are
+# not divided by blanks, the characters tell; what a side costs in memory grows with their square.
+MAX_WORDS, MAX_CHARACTERS = 250, 2500
 
 
 class Pair(NamedTuple):
@@ -33,9 +35,11 @@ def clean(text: str) -> str:
 
 
 def clean_pair(source: str, target: str, sub: str = "") -> Pair | None:
-    """A clean pair, or None where a side is blank or longer than MAX_WORDS words."""
+    """A clean pair, or None where a side is blank or longer than MAX_WORDS words or MAX_CHARACTERS characters."""
     source, target = clean(source), clean(target)
     if not source or not target or max(source.count(" "), target.count(" ")) >= MAX_WORDS:
+        return None
+    if max(len(source), len(target)) > MAX_CHARACTERS:
         return None
     return Pair(source, target, sub)
 

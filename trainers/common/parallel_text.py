@@ -12,7 +12,16 @@ from trainers.common.errors import InputError
 from trainers.common.examples import BadRecord, clean, fields_of, skip_or_stop
 from trainers.common.files import PathLike, existing_file
 from trainers.common.packed import ReadReport
-from trainers.common.pairs import MAX_WORDS, Pair, PairSplits, clean_pair, divide, sides_of, without
+from trainers.common.pairs import (
+    MAX_CHARACTERS,
+    MAX_WORDS,
+    Pair,
+    PairSplits,
+    clean_pair,
+    divide,
+    sides_of,
+    without,
+)
 
 _USES = ("train", "validation", "test")
 _CODE_IN_TMX = {"bpt", "ept", "it", "ph", "ut"}  # markup of the translated program: no text
@@ -30,7 +39,8 @@ class PairReport:
     def lines(self) -> list[str]:
         lines = []
         if self.dropped:
-            lines.append(f"{self.dropped} pairs with a blank side, or over {MAX_WORDS} words, were left out")
+            most = f"over {MAX_WORDS} words or {MAX_CHARACTERS} characters"
+            lines.append(f"{self.dropped} pairs with a blank side, or {most}, were left out")
         if self.skipped:
             lines.append(f"{self.skipped} bad records were skipped")
         if self.elsewhere:

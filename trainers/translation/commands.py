@@ -103,7 +103,7 @@ def run_translate(config: TranslateConfig) -> Result:
     """Translates a file or standard input; returns counts and speed."""
     _check(config)
     if config.output is not None:
-        files.require_writable(config.output, "--output")
+        files.require_new(config.output, "--output")
     if config.input:
         source, parts = config.input, iter([parallel_text.read_lines(config.input)])
     else:

@@ -117,26 +117,37 @@ def codebook_digest(codebook: pq.Codebook | pq.Projection | None) -> str:
     return files.digest_of(*parts)
 
 
-def save_codebook(path: files.PathLike, codebook: pq.Codebook | pq.Projection) -> str:
-    """Writes a K-encryption model (public: fitted on public keys only) and returns its digest."""
+def save_codebook(path: files.PathLike, codebook: pq.Codebook | pq.Projection, model: str = "") -> str:
+    """Writes a K-encryption model (public: fitted on public keys only) and returns its digest.
+
+    Args:
+      model: digest of the translation model whose keys it is of.
+    """
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {name: np.asarray(leaf, "<f4") for name, leaf in codebook._asdict().items()}
+    arrays |= {"model": np.array(model)} if model else {}
     np.savez(buffer, **arrays)
     with files.atomic_write(path, "wb") as file:
         file.write(buffer.getvalue())
     return codebook_digest(codebook)
 
 
-def load_codebook(path: files.PathLike) -> pq.Codebook | pq.Projection:
-    """Reads what `save_codebook` wrote."""
+def load_codebook(path: files.PathLike, model: str = "") -> pq.Codebook | pq.Projection:
+    """Reads what `save_codebook` wrote; refuses one that says it is of another translation model than `model`."""
     target = files.existing_file(path, "codebook")
     try:
         with np.load(target, allow_pickle=False) as data:
-            arrays = {name: np.asarray(data[name], np.float32) for name in data.files}
+            arrays = {name: np.asarray(data[name], np.float32) for name in data.files if name != "model"}
+            made_for = str(data["model"]) if "model" in data.files else ""
     except Exception as error:  # a damaged archive fails in a dozen ways
         raise InputError(f"codebook {target} cannot be read ({error}); write it anew") from error
     if not all(np.isfinite(a).all() for a in arrays.values()):
         raise InputError(f"codebook {target} holds numbers that are not finite; write it anew")
+    if model and made_for and made_for != model:
+        raise InputError(
+            f"codebook {target} is of another model ({made_for:.12}) than the one given ({model[:12]}); take both from "
+            "one folder"
+        )
     shapes = {name: a.ndim for name, a in arrays.items()}
     if shapes == {"centroids": 3}:
         return pq.Codebook(jnp.asarray(arrays["centroids"]))

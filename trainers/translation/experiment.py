@@ -206,7 +206,7 @@ class Bench:
         public = self.run_dir / "public"
         public.mkdir(exist_ok=True)
         if self.codebook is not None:
-            datastore.save_codebook(public / "codebook.npz", self.codebook)
+            datastore.save_codebook(public / "codebook.npz", self.codebook, self.model.digest)
         place = public / meta_k.NAMES["records"]
         if not place.exists():
             positions = meta_k.look(

@@ -59,12 +59,12 @@ def run_attack(config: AttackConfig) -> tuple[dict[str, Any], str]:
     if not 0 <= config.seed < 2**32:
         raise InputError(f"--seed must be in [0, 2^32), got {config.seed}")
     if config.output is not None:
-        files.require_writable(config.output, "--output")
+        files.require_new(config.output, "--output")
     named = [corpora.parse_client(text) for text in config.defender]
     if len({name for name, _ in named}) < len(named):
         raise InputError("--defender names a member twice; give each its own name")
     model = data.load(config.model)
-    codebook = None if config.codebook is None else datastore.load_codebook(config.codebook)
+    codebook = None if config.codebook is None else datastore.load_codebook(config.codebook, model.digest)
     coded = facts.facts_of(model, codebook)
     own, _, _ = _entries(config, model, config.attacker)
     members = {victim: _entries(config, model, source) for victim, source in named}

@@ -272,7 +272,7 @@ def _prepare(bench: experiment.Bench, config: PrivateConfig) -> Cells:
     positions = meta_k.look(bench.graphdef, bench.params, learned, questions, config=bench.retrieval())
     meta, _ = meta_k.fit(keys.stream(root, "translation-meta-cells"), positions, temperature=temperature)
     # What `store --epsilon` and `translate` take.
-    datastore.save_codebook(bench.run_dir / "public" / "cells.npz", coarse)
+    datastore.save_codebook(bench.run_dir / "public" / "cells.npz", coarse, bench.model.digest)
     place = bench.run_dir / "public" / meta_k.NAMES["cells"]
     meta_k.save(place, meta, temperature, model=bench.model.digest, kind="cells")
     return Cells(coarse, temperature, meta)

@@ -71,7 +71,7 @@ def run_keygen(config: KeygenConfig) -> Result:
         raise InputError(f"--quota must be at least 1, got {config.quota}")
     files.require_writable(config.round, "--round")
     model = data.load(config.model)
-    codebook = None if config.codebook is None else datastore.load_codebook(config.codebook)
+    codebook = None if config.codebook is None else datastore.load_codebook(config.codebook, model.digest)
     members = [crypto.load_public(path) for path in config.members]
     form = facts.facts_of(model, codebook, weighted=config.weighted)
     secret = crypto.load_secret(config.secret)

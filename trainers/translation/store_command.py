@@ -68,9 +68,15 @@ def run_store(config: StoreConfig) -> tuple[dict[str, Any], str]:
         raise InputError("--data FILE and --out FOLDER are needed")
     if config.min_sentences < 1:
         raise InputError(f"--min-sentences must be at least 1, got {config.min_sentences}")
+    if config.epsilon is None:
+        for name in ("delta", "adjacency", "max_buckets"):
+            if getattr(config, name) != getattr(StoreConfig, name):
+                raise InputError(
+                    f"--{name.replace('_', '-')} is for a noisy histogram; give --epsilon too, or leave it out"
+                )
     settings = None if config.epsilon is None else _calibrated(config, config.epsilon)
     model = data.load(config.model)
-    codebook = None if config.codebook is None else datastore.load_codebook(config.codebook)
+    codebook = None if config.codebook is None else datastore.load_codebook(config.codebook, model.digest)
     if settings is not None and not isinstance(codebook, pq.Codebook):
         raise InputError("--epsilon needs a --codebook of cells: public/cells.npz, which `release` writes")
     facts.facts_of(model, codebook)

@@ -84,6 +84,8 @@ def test_sentences_of_a_thousand_words(tmp_path):
     assert report.dropped == 1
     assert clean_pair(" ".join(["w"] * 250), "x") is not None
     assert clean_pair(" ".join(["w"] * 251), "x") is None
+    assert clean_pair("好" * 2500, "x") is not None  # without blanks the words cannot be counted
+    assert clean_pair("好" * 2501, "x") is None
 
 
 def test_text_to_translate_keeps_blank_lines(tmp_path):

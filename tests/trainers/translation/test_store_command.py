@@ -185,6 +185,38 @@ def test_noise_that_would_promise_too_much_is_refused(public, tmp_path, capsys, 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "option", [("--delta", "1e-4"), ("--max-buckets", "3"), ("--adjacency", "add-remove")]
+)
+def test_options_of_a_guarantee_without_its_epsilon_are_refused(public, tmp_path, capsys, option):
+    """They would be ignored, and every record written."""
+    argv = [
+        "store",
+        "--model",
+        public,
+        "--data",
+        write(tmp_path / "a.jsonl", rows(OTHERS)),
+        "--out",
+        tmp_path / "out",
+    ]
+    status, said = run(capsys, *argv, *option)
+    assert status == 2
+    assert f"{option[0]} is for a noisy histogram; give --epsilon too" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_codebook_of_another_model_is_refused(public, tmp_path, capsys):
+    other = tmp_path / "codebook.npz"
+    codebook = datastore.load_codebook(public / "cells.npz")
+    path = write(tmp_path / "a.jsonl", rows(OTHERS))
+    for made_for, accepted in (("f" * 64, False), (data.load(public).digest, True), ("", True)):
+        datastore.save_codebook(other, codebook, made_for)
+        argv = ["store", "--model", public, "--codebook", other, "--data", path]
+        status, said = run(capsys, *argv, "--out", tmp_path / f"out{made_for[:4]}")
+        assert (status == 0) == accepted
+        assert accepted or "is of another model (ffffffffffff) than the one given" in said
+
+
 def test_a_folder_of_the_users_is_never_touched(public, tmp_path, capsys, monkeypatch):
     path = write(tmp_path / "a.jsonl", rows(OTHERS))
     (tmp_path / "mine").mkdir()

@@ -57,6 +57,12 @@ def test_empty_translations_keep_their_lines(small_run, tmp_path, capsys, text):
     assert (result["translations"], result["empty"]) == ([""] * len(lines), words)
     assert printed(capsys, *argv, "--output", tmp_path / "out")[0] == 0
     assert (tmp_path / "out").read_text() == "\n" * len(lines)
+    for taken in ("out", "text"):  # its own input, too
+        before = (tmp_path / taken).read_bytes()
+        status, said = run(capsys, "translate", *argv, "--output", tmp_path / taken)
+        assert status == 2
+        assert f"--output {tmp_path / taken} exists" in said
+        assert (tmp_path / taken).read_bytes() == before
 
 
 def test_blank_lines_of_a_batch_stay_and_change_nothing(talking, tmp_path, capsys):
