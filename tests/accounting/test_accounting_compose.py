@@ -123,7 +123,8 @@ def test_an_empty_first_segment_costs_nothing():
 
 
 def test_clip_bits_and_updates_together_cost_what_z_costs():
-    for z, sigma_b, value in ((1, 5, 1.005038), (7, 325, 7.000406), (0.54, 25, 0.540031)):  # AC10
+    """AC10."""
+    for z, sigma_b, value in ((1, 5, 1.005038), (7, 325, 7.000406), (0.54, 25, 0.540031)):
         found = accounting.value_noise_multiplier(z, count_stddev=sigma_b)
         assert found == pytest.approx(value, abs=1e-6)
         run = tree(found)
@@ -135,11 +136,13 @@ def test_clip_bits_and_updates_together_cost_what_z_costs():
 
 @pytest.mark.parametrize(("z", "sigma_b"), [(1, 0.4), (0.8, 0.4), (2, 1), (7, 3), (math.inf, 5)])
 def test_too_little_noise_on_the_bits_is_refused(z, sigma_b):
+    """AC10: feasible only where z < 2 sigma_b."""
     with pytest.raises(ValueError, match="below 2 x count_stddev"):
         accounting.value_noise_multiplier(z, count_stddev=sigma_b)
 
 
 def test_a_near_miss_warns_and_nan_is_refused():
+    """AC10: sigma_b = 1.0001 for z = 2 is valid, at 141.432."""
     with pytest.warns(UserWarning, match="raise count_stddev"):
         assert accounting.value_noise_multiplier(2, count_stddev=1.0001) == pytest.approx(141.432, rel=1e-4)
     for z, sigma_b in ((math.nan, 5), (-1, 5), (1, math.nan), (1, 0), (1, -2)):

@@ -51,10 +51,17 @@ def test_published_values():
 
 
 def test_large_epsilons_of_little_noise():
-    """AC04."""
+    """AC04: nothing overflows, where exp(eps) is beyond float64 too."""
     for z, eps in ((0.1, 91.8173), (0.01, 5425.51)):
         got = accounting.epsilon_from_rho(1 / (2 * z * z), delta=1e-5, known="gaussian")
         assert got == pytest.approx(eps, rel=1e-5)
+        run = accounting.TreeAggregation(
+            noise_multiplier=z, num_rounds=1, min_separation=1, adjacency="zero-out"
+        )
+        assert accounting.epsilon(run, delta=1e-5) == pytest.approx(eps, rel=1e-5)
+        assert accounting.delta(run, epsilon=got) == pytest.approx(1e-5, rel=1e-5)
+        if z == 0.1:
+            assert accounting.epsilon(run, delta=1e-5, method="pld") == pytest.approx(eps, rel=1e-4)
 
 
 @settings(max_examples=60)

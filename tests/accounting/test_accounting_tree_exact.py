@@ -92,6 +92,11 @@ def test_equal_spacing_is_not_the_worst_case_and_158_is_reached():
         for first in range(66 - 7 * step)
     )
     assert equally_spaced == 150
+    run = accounting.TreeAggregation(
+        noise_multiplier=7.0, num_rounds=66, min_separation=7, max_participations=8, adjacency="zero-out"
+    )
+    assert accounting.squared_sensitivity(run) == 158
+    assert accounting.rho(run) == pytest.approx(1.61224, abs=5e-6)  # 158 / 98
 
 
 def test_single_participation_costs_the_bit_length_of_n():
@@ -104,6 +109,16 @@ def test_completion_of_five_rounds_costs_four():
     """AC12: padded to 8 leaves."""
     assert exact([5], 5, 1, False) == 3
     assert exact([5], 5, 1, True) == 4
+    for completion, nodes in ((False, 3), (True, 4)):
+        run = accounting.TreeAggregation(
+            noise_multiplier=2.0,
+            num_rounds=15,
+            min_separation=15,
+            restarts=(5, 10),
+            completion=completion,
+            adjacency="zero-out",
+        )
+        assert accounting.rho(run) == nodes / (2 * 2.0**2)
 
 
 def test_all_rounds_of_a_large_tree():

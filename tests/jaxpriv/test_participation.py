@@ -83,10 +83,17 @@ def test_simulated_participation_keeps_its_limits(b, k, goal, drop_out, availabl
 
 
 def test_most_participations_counts_fence_posts():
+    """10 rounds with b = 3 are 0, 3, 6 and 9; b = 0 is refused (AC20)."""
     assert participation.most_participations(10, 3) == 4
     assert participation.most_participations(9, 3) == 3
     assert participation.most_participations(7, 1) == 7
     assert participation.most_participations(7, 8) == 1
+    options = dict(report_goal=1, num_chosen=1, available=1.0, drop_out=0.0, max_participations=9)
+    state, took_part = participation.init(1), []
+    for t in range(10):
+        state, cohort = attempt(state, jnp.int32(t), jnp.int32(t), min_separation=3, **options)
+        took_part += [t] if cohort.released else []
+    assert took_part == [0, 3, 6, 9]
     with pytest.raises(ValueError, match="min_separation"):
         participation.most_participations(7, 0)
 
