@@ -71,7 +71,8 @@ plt.show()
 # ## Three runs
 # Without noise; with the noise *per device* of the deployment; and the same with a clip norm that follows the
 # median of the updates' norms, itself found privately. Only the adaptive one restarts its tree, since the clip
-# norm may change only then.
+# norm may change only then. Running the cell again goes on with what was interrupted and reads what is done: no
+# round is released twice.
 
 # %%
 from trainers.common import metrics
@@ -87,7 +88,10 @@ settings = {
 }
 if FAST:
     del settings["no noise"]
-results = {name: session.train(config)[0] for name, config in settings.items()}
+results = {}
+for name, config in settings.items():
+    begun = pathlib.Path(config.run_dir).exists()
+    results[name], _ = session.train(dataclasses.replace(config, resume=begun))
 logs = {
     name: metrics.read(pathlib.Path(config.run_dir, "metrics.jsonl")) for name, config in settings.items()
 }
@@ -130,6 +134,8 @@ plt.show()
 # %%
 statement = stated.write(folder / "private")
 print(statement.sentence, "\n")
+both = statement.data["rho"] + stated.write(folder / "adaptive").data["rho"]
+print(f"Both private runs used the same devices, so they add up: rho {accounting.round_up(both)} together.\n")
 print("A projection, not this run:", statement.data["deployment"]["sentence"])
 
 # %% [markdown]
