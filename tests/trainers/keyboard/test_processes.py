@@ -64,6 +64,7 @@ def state(config):
 
 
 def test_two_processes_give_the_result_of_one(both):
+    """Both end with status 0, whatever greetings ("[Gloo] Rank ...") stand among their lines (AC61)."""
     folder, outputs = both
     for name in ("participation.jsonl", "mechanism.json", "vocabulary.json", "privacy.json"):
         assert (folder / "two" / name).read_bytes() == (folder / "one" / name).read_bytes(), name
