@@ -74,6 +74,7 @@ def test_norms_beyond_float32_squares(scale):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_one_bad_coordinate_zeroes_the_whole_update(bad):
+    """Not just the coordinate, beside live ones (AC08)."""
     x = {"a": jnp.ones((4,)), "b": jnp.asarray([[0.1, bad]])}
     clipped, info = jitted(x, 1.0)
     assert not bool(info.finite)

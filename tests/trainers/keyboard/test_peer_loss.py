@@ -113,3 +113,26 @@ os.abort()
         assert done.returncode == status
         assert seen in done.stderr
         assert ("Stack" in done.stderr) is False
+
+
+GREETING = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"), [("pass", 0), ("sys.exit(2)", 2), ("os.abort()", -signal.SIGABRT), ("1 / 0", 1)]
+)
+def test_a_greeting_is_no_error_and_hides_none(ending, status):
+    """What Gloo says at the start of a process changes neither its end nor its status (AC61)."""
+    code = f"""
+import os, sys
+from trainers.common import last_words
+last_words.install("LINE")
+for place in (1, 2):
+    os.write(place, b"{GREETING}\\n")
+{ending}
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status
+    assert done.stdout.splitlines() == [GREETING]
+    assert "LINE" not in done.stderr
+    assert ("ZeroDivisionError" in done.stderr) is (status == 1)

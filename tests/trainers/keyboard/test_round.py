@@ -234,6 +234,7 @@ def test_divergence_is_seen():
     ],
 )
 def test_settings_that_guarantee_nothing_are_refused(change, message):
+    """Among them weights by example counts beside a clip norm (AC16)."""
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(ROUND, **change)
 
