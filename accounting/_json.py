@@ -19,6 +19,13 @@ def refused(where: str, kind: str) -> Iterator[None]:
         raise ValueError(f"{where}: not {kind} (nested too deeply)") from None
 
 
+def text_of(text: str) -> Any:
+    """What JSON holds whose every string can be shown: half of a surrogate pair is no text (ValueError)."""
+    found = json.loads(text)
+    json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
 def object_in(text: bytes) -> dict[str, Any] | None:
     """The JSON object that `text` is; None if it is none."""
     try:

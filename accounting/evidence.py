@@ -175,7 +175,7 @@ def _statement(folder: pathlib.Path) -> dict[str, Any] | None:
         float(0 if found["rho"] is None else found["rho"])
         seen = found.get("observed")
         return found if seen is None or isinstance(seen["num_rounds"], int) else None
-    except (TypeError, ValueError, KeyError):
+    except (TypeError, ValueError, KeyError, OverflowError):
         return None
 
 

@@ -80,8 +80,8 @@ class ParticipationLog:
         *,
         failed: Iterable[Any] = (),
         noise_multiplier: float | None = None,
-    ) -> bool:
-        """Records one round, before it is released, and returns whether it is new; one that is not must be the same."""
+    ) -> None:
+        """Records one round, before it is released; one that is there must be the same."""
         line: dict[str, Any] = {"round": int(round), "devices": list(devices)}
         if failed := list(failed):
             line["failed"] = failed
@@ -90,12 +90,14 @@ class ParticipationLog:
         written = json.dumps(line, default=plain, separators=(",", ":")).encode()
         where = os.fspath(self._path)
         index, *_, row = _row(written, where)
-        new = self._rounds.add(index, row, where)
-        if new:
+        if self._rounds.add(index, row, where):
             self._file.write(written + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
-        return new
+
+    def knows(self, round: int) -> bool:
+        """Whether a round is recorded."""
+        return round < len(self._rounds)
 
     def close(self) -> None:
         """Closes the file."""
@@ -165,6 +167,9 @@ class _Rounds:
 
     def __init__(self):
         self._known: list[dict[str, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def add(self, index: int, row: dict[str, Any], where: str) -> bool:
         """Whether the round is new; refuses one that differs from what was recorded, and one that comes too soon."""

@@ -303,7 +303,7 @@ def read_mechanism(run_dir: str | os.PathLike[str]) -> RunRecord:
 def _load(path: pathlib.Path) -> Any:
     try:
         with _json.refused(f"{path}", "a run record"):
-            return json.loads(path.read_text(encoding="utf-8"))
+            return _json.text_of(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(
             f"{path}: no such file; give the folder of a run, or a released file with its statement"

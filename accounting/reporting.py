@@ -136,7 +136,8 @@ def report(
 
     Args:
       run_dir: a run's folder; several folders over the same devices are composed, and so are a run's stages. Or one
-        file with its statement beside it (FILE.privacy.json), or that statement, which is checked and returned.
+        file with its statement beside it (FILE.privacy.json), or that statement, which is checked and returned; the
+        privacy.json in a run's folder stands for the folder.
         Whatever else is in the folder must bear the record out (`accounting.evidence`), or it is refused.
       claim: "enforced" states the worst case over the recorded limits, for the rounds released so far, and
         refuses (ValueError) if the log breaks them; "observed" states the worst case over the realised
@@ -148,6 +149,7 @@ def report(
     """
     _checks.choice("claim", claim, ("enforced", "observed"))
     folders = [run_dir] if isinstance(run_dir, (str, os.PathLike)) else list(run_dir)
+    folders = [os.path.dirname(f) or "." if statement_reading.is_of_a_run(f) else f for f in folders]
     if not folders:
         raise ValueError("run_dir must name at least one folder")
     claims = {

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accounting import _checks, conversions, evidence, record, unnoised
+from accounting import _checks, _json, conversions, evidence, record, unnoised
 from accounting.mechanisms import PureDP
 from accounting.statement import (
     PrivacyStatement,
@@ -34,7 +34,7 @@ def place(path: PathLike) -> pathlib.Path | None:
         has_record = any((where / name).exists() for name in files)
         has_record |= any(where.glob(f"*/{record.MECHANISM_FILE}"))  # of stages, whose list was lost
         return None if has_record or not (where / NAME).is_file() else where / NAME
-    if not where.is_file():
+    if not where.is_file() or is_of_a_run(where):
         return None
     beside = where.with_name(f"{where.name}.{NAME}")
     if beside.is_file():
@@ -46,6 +46,12 @@ def place(path: PathLike) -> pathlib.Path | None:
     return where
 
 
+def is_of_a_run(path: PathLike) -> bool:
+    """Whether this is the statement in a run's folder, whose record says more: the run may have gone on since."""
+    where = pathlib.Path(path)
+    return where.name == NAME and where.is_file() and place(where.parent) is None
+
+
 def read(path: PathLike) -> PrivacyStatement:
     """Reads a statement; its mechanisms are composed again and must not give more than it says.
 
@@ -53,7 +59,7 @@ def read(path: PathLike) -> PrivacyStatement:
       ValueError: it is no statement of this version, or says less than its mechanisms give.
     """
     try:
-        data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        data = _json.text_of(pathlib.Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error}); give a statement or a run's folder") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA_NAME:
@@ -68,7 +74,7 @@ def read(path: PathLike) -> PrivacyStatement:
         _check(data)
         found = PrivacyStatement(data)
         found.markdown()  # whatever has another form than the schema's shows here
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path}: the statement is damaged or was changed ({error})") from None
     return found
 

@@ -438,6 +438,7 @@ def test_files_that_are_not_a_record_are_named(tmp_path):
     path = tmp_path / "mechanism.json"
     for text, message in (
         ("{", "not JSON"),
+        ('{"unit": "a\\ud800"}', "surrogates not allowed"),
         ("[" * 100_000, "nested too deeply"),
         ("[]", "not a run record"),
         ('{"format": "other"}', "not a run record"),

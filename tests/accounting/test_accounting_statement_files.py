@@ -50,6 +50,10 @@ def test_a_runs_record_says_more_than_a_statement_in_its_folder(tmp_path):
     folder = write(tmp_path / "run", facts())
     (folder / "privacy.json").write_text(stated().json())
     assert accounting.report(folder).data["unit"] == "device"
+    # So it does where the statement itself is given: the run may have gone on since.
+    assert accounting.report(folder / "privacy.json").data == accounting.report(folder).data
+    with pytest.raises(ValueError, match="the run used 2"):
+        accounting.report(folder / "privacy.json", noise_multiplier=1e9)
     (tmp_path / "out.parquet").write_bytes(b"PAR1")
     (tmp_path / "out.parquet.privacy.json").write_text(stated().json())
     with pytest.raises(ValueError, match="reported alone"):

@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -52,19 +53,28 @@ def sweep(parent: PathLike, name: str = "*") -> None:
     stays.
     """
     for left in pathlib.Path(parent).glob(f".{name}.*.tmp"):
-        with contextlib.suppress(OSError), open(left / _LOCK if left.is_dir() else left, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
+        _sweep_one(left)
+
+
+def _sweep_one(left: pathlib.Path) -> None:
+    with contextlib.suppress(OSError), open(left / _LOCK if left.is_dir() else left, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
 
 
 @contextlib.contextmanager
 def scratch_folder(parent: PathLike, name: str) -> Iterator[pathlib.Path]:
     """Yields a folder `.NAME.*.tmp` in `parent` that only the owner can read and that is gone in the end.
 
-    Folders that killed processes left there under the same name are removed first; one in use is locked, and stays.
+    Folders that killed processes left there are removed first, those of other names once they are a minute old; one in
+    use is locked, and stays.
     """
     root = pathlib.Path(parent)
     sweep(root, glob.escape(name))
+    for left in root.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if (left / _LOCK).is_file() and (left / _LOCK).stat().st_mtime < time.time() - 60:
+                _sweep_one(left)
     try:
         folder = pathlib.Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".tmp", dir=root))
     except OSError as error:

@@ -3,6 +3,7 @@
 import pathlib
 
 from accounting import PrivacyStatement
+from accounting.participation_log import sync_folder
 from trainers.common import files
 
 
@@ -15,8 +16,11 @@ def write(statement: PrivacyStatement, about: files.PathLike) -> None:
 
 def withdraw(about: files.PathLike) -> None:
     """Removes a statement, if any, before more is released than it states."""
-    for place in places(about):
-        place.unlink(missing_ok=True)
+    found = [place for place in places(about) if place.exists()]
+    for place in found:
+        place.unlink()
+    if found:  # on disk before what it does not count
+        sync_folder(found[0].parent)
 
 
 def places(about: files.PathLike) -> tuple[pathlib.Path, pathlib.Path]:

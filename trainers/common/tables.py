@@ -142,8 +142,7 @@ def plain(column: pa.ChunkedArray) -> pa.Array:
 
 def missing_column(path: PathLike, name: str, present: Sequence[str], option: str = "") -> InputError:
     """The error for a column that is not there. Names are cut short: without a header they are somebody's text."""
-    listed = ", ".join(f"{name:.20}{'...' if len(name) > 20 else ''}" for name in map(str, present)) or "none"
-    says = f"{path} has no column {name!r}; it has: {listed}"
+    says = f"{path} has no column {name!r}; it has: {_listed(present)}"
     if mark := _SEPARATORS.get(file_kind(path)):
         says += " (the first line of a table names its columns)"
         other = [one for one in (";", "\t", ",", "|") if one != mark and one in "".join(present)]
@@ -154,6 +153,10 @@ def missing_column(path: PathLike, name: str, present: Sequence[str], option: st
                 f"{_named(other[0])} in this one; save it with {_named(mark)}{name_it}"
             )
     return InputError(says + (f"; choose one with {option}" if option else ""))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"{name:.20}{'...' if len(name) > 20 else ''}" for name in map(str, names)) or "none"
 
 
 TAB = "\t"
@@ -211,7 +214,7 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[Row]:
                 raise InputError(f"{path}, line 1: {problem}; it names the columns, in UTF-8")
             header = [name.strip() for name in cells]
             if len(set(header)) < len(header):
-                raise InputError(f"{path}, line 1: a column name occurs twice: {', '.join(header)}")
+                raise InputError(f"{path}, line 1: a column name occurs twice: {_listed(header)}")
         elif problem:
             yield Row(where, None, problem)
         elif not cells:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt64
@@ -28,8 +29,8 @@ class Corpus:
     digests: SHA-256 of data and vocabulary; a resumed run must find them unchanged.
     notes: how many clients came from where, and what reading met; for the operator's log only (it depends on
       clients' data).
-    lines: of all clients, as `overlap.lines_of` makes them, to tell whether other text is theirs.
-    shared: which lines public text has in common with them, in words, for the operator only.
+    seen: of all clients, as `overlap.words_of` makes it, to tell whether other text is theirs.
+    shared: what public text has in common with it, in words, for the operator only.
     """
 
     vocabulary: Vocabulary
@@ -41,7 +42,7 @@ class Corpus:
     public: Int[np.ndarray, "examples width"] | None
     digests: dict[str, str]
     notes: list[str]
-    lines: UInt64[np.ndarray, "lines"]
+    seen: overlap.Words
     shared: list[str]
 
     @property
@@ -93,9 +94,10 @@ def load(config: Config) -> Corpus:
             "be on clients never trained on: give each client one split"
         )
     train, test = splits.train, splits.test
-    lines, shared = overlap.lines_of(train.tokens, splits.validation.tokens, test.tokens), []
+    seen, shared = overlap.words_of(train.tokens, splits.validation.tokens, test.tokens), []
     if public is not None:
-        shared = overlap.require_public("--public", config.public, public.tokens, lines, remedy)
+        given = overlap.words_of(public.tokens)
+        shared = overlap.require_public("--public", config.public, given, seen, remedy)
     if not test.num_examples or not train.num_examples:
         raise InputError(f"{config.data} has no usable example to train or to test on; check its text field")
     encoded = vocabulary.encode(train.tokens, length)
@@ -112,17 +114,17 @@ def load(config: Config) -> Corpus:
             "vocabulary": vocabulary.digest,
         },
         notes=_notes(splits, None if public is None else public.report),
-        lines=lines,
+        seen=seen,
         shared=shared,
     )
 
 
 def share(data: Corpus, process: int, num_processes: int) -> Corpus:
     """The same with the training text of one process's own clients only, every `num_processes`-th of them, and
-    nothing of the others' lines."""
+    nothing of the others' words."""
     none = data.train[0][:0].copy()
     own = [rows.copy() if i % num_processes == process else none for i, rows in enumerate(data.train)]
-    return dataclasses.replace(data, train=own, lines=data.lines[:0])
+    return dataclasses.replace(data, train=own, seen=overlap.NOTHING)
 
 
 def test_examples(source: str, vocabulary: Vocabulary, config: Config) -> Int[np.ndarray, "examples width"]:
@@ -137,11 +139,19 @@ def test_examples(source: str, vocabulary: Vocabulary, config: Config) -> Int[np
     return vocabulary.encode(splits.test.tokens, config.sequence_length)
 
 
-def pretraining_text(
-    config: Config, data: Corpus
-) -> tuple[Int[np.ndarray, "examples width"], str, list[str]]:
-    """The public text of `--pretrain-data`, encoded, its digest, and what it shares with the clients' (as in
-    `Corpus.shared`).
+class PublicText(NamedTuple):
+    """Text to pretrain on. examples: encoded. sketch: what it can be told by later (`overlap.sketch`). shared: as in
+    `Corpus`.
+    """
+
+    examples: Int[np.ndarray, "examples width"]
+    digest: str
+    sketch: UInt64[np.ndarray, "runs"]
+    shared: list[str]
+
+
+def pretraining_text(config: Config, data: Corpus) -> PublicText:
+    """The public text of `--pretrain-data`.
 
     Raises:
       InputError: it cannot be used, or it is the clients' own data.
@@ -154,8 +164,10 @@ def pretraining_text(
         text = readers.read_texts(
             config.pretrain_data, text_field=config.text_field, skip_bad=config.skip_bad
         )
-    shared = overlap.require_public("--pretrain-data", config.pretrain_data, text.tokens, data.lines, remedy)
-    return data.vocabulary.encode(text.tokens, config.sequence_length), text.digest, shared
+    words = overlap.words_of(text.tokens)
+    shared = overlap.require_public("--pretrain-data", config.pretrain_data, words, data.seen, remedy)
+    examples = data.vocabulary.encode(text.tokens, config.sequence_length)
+    return PublicText(examples, text.digest, overlap.sketch(words), shared)
 
 
 def _require_public(config: Config, option: str, source: str, remedy: str) -> None:

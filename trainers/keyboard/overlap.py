@@ -1,6 +1,9 @@
-"""Whether text that is given as public is the clients' own, whatever its file is called: told by its lines."""
+"""Whether text that is given as public is the clients' own, whatever its file is called and its lines are cut: told by
+the runs of words in it.
+"""
 
 import hashlib
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import UInt64
@@ -8,60 +11,144 @@ from jaxtyping import UInt64
 from trainers.common.errors import InputError
 from trainers.common.packed import PackedTokens
 
-# Shorter lines ("hi", "thank you very much") are anybody's: that two texts share them tells nothing.
-LEAST_WORDS = 5
+# Shorter runs ("thank you very much") are anybody's: that two texts share them tells nothing.
+RUN = 5
 _MOST_SHARED = 0.5
+_NEARLY_ALL = 0.9
 _AT_ONCE = 1 << 22  # tokens; bounds the memory beside the text itself
+_SKETCH = 1 << 16
 
 
-def lines_of(*texts: PackedTokens) -> UInt64[np.ndarray, "lines"]:
-    """64 bits of each different line of at least `LEAST_WORDS` words (tokens: marks count), sorted; equal lines are
-    equal whichever text they are of.
+class Words(NamedTuple):
+    """What a text is told by: 8 bytes a token at most, equal for equal words whichever text they are of.
 
-    Of a million lines and a million others, two different ones are taken for equal once in 10^7 times.
+    runs: 64 bits of each different run of `RUN` words (tokens: marks count) within a line, sorted.
+    short: 64 bits of each line of fewer words, sorted, equal ones as often as they occur.
+
+    Of a million runs and a million others, two different ones are taken for equal once in 10^7 times.
     """
-    return np.unique(np.concatenate([np.zeros(0, np.uint64), *map(_hashes, texts)]))
+
+    runs: UInt64[np.ndarray, "runs"]
+    short: UInt64[np.ndarray, "lines"]
 
 
-def _hashes(text: PackedTokens) -> UInt64[np.ndarray, "lines"]:
-    words = [
+NOTHING = Words(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+
+
+def words_of(*texts: PackedTokens) -> Words:
+    """The runs and the short lines of all texts together."""
+    found = [_hashes(text) for text in texts]
+    runs = np.unique(np.concatenate([NOTHING.runs, *(one.runs for one in found)]))
+    return Words(runs, np.sort(np.concatenate([NOTHING.short, *(one.short for one in found)])))
+
+
+def sketch(text: Words) -> UInt64[np.ndarray, "runs"]:
+    """The least of a text's runs, at most 65,536 of them: an even sample, to compare with other texts later."""
+    return text.runs[:_SKETCH]
+
+
+def _hashes(text: PackedTokens) -> Words:
+    coded = [
         hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest() for word in text.words
     ]
-    values = np.frombuffer(b"".join(words), "<u8").astype(np.uint64)
-    long = np.flatnonzero(text.lengths >= LEAST_WORDS)
-    if not len(long):
-        return np.zeros(0, np.uint64)
+    values = np.frombuffer(b"".join(coded), "<u8").astype(np.uint64)
+    lengths = text.lengths
     # The place of a word counts: each has an odd factor of its own.
-    factors = np.random.PCG64(0).random_raw(int(text.lengths.max())) | np.uint64(1)
-    found = []
-    per_part = max(1, _AT_ONCE // len(factors))
-    for part in np.split(long, range(per_part, len(long), per_part)):
-        some = text.take(part)
-        places = np.arange(len(some.ids)) - np.repeat(some.starts[:-1], some.lengths)
-        mixed = values[some.ids] * factors[places]
-        found.append(np.add.reduceat(mixed ^ (mixed >> np.uint64(29)), some.starts[:-1]))
-    return np.concatenate(found)
+    factors = np.random.PCG64(0).random_raw(RUN) | np.uint64(1)
+
+    def mixed(ids: np.ndarray, place: int) -> np.ndarray:
+        product = values[ids] * factors[place]
+        return _scrambled(product ^ (product >> np.uint64(29)))
+
+    runs, begin, ends = [], 0, text.starts[1:]
+    while begin < len(text):  # whole lines at once
+        end = max(begin + 1, int(np.searchsorted(ends, text.starts[begin] + _AT_ONCE, "right")))
+        ids = text.ids[text.starts[begin] : ends[end - 1]]
+        left = np.repeat(ends[begin:end] - text.starts[begin], lengths[begin:end]) - np.arange(len(ids))
+        first = np.flatnonzero(left >= RUN)
+        if len(first):
+            hashed = sum((mixed(ids[first + place], place) for place in range(RUN)), np.uint64(0))
+            runs.append(np.unique(hashed))
+        begin = end
+    few = np.flatnonzero((lengths > 0) & (lengths < RUN))
+    short = np.zeros(len(few), np.uint64)
+    for place in range(RUN - 1):
+        there = lengths[few] > place
+        short[there] += mixed(text.ids[text.starts[:-1][few[there]] + place], place)
+    return Words(np.concatenate([NOTHING.runs, *runs]), short)
 
 
-def require_public(
-    option: str, source: str, text: PackedTokens, clients: UInt64[np.ndarray, "lines"], remedy: str
-) -> list[str]:
-    """What the operator should know of the lines that `text` shares with the clients' (`lines_of`): one line, or none.
+def _scrambled(x: np.ndarray) -> np.ndarray:
+    """Spreads differences over all bits (the finalizer of MurmurHash3), so that the least are an even sample."""
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return x ^ (x >> np.uint64(33))
+
+
+def require_public(option: str, source: str, text: Words, clients: Words, remedy: str) -> list[str]:
+    """What the operator should know of what `text` shares with the clients': a line or two, or none.
 
     It depends on the clients' text, and is not for release.
 
     Raises:
-      InputError: most lines of the one are lines of the other.
+      InputError: most of the one is in the other: of the runs of words, or, where few lines have any, nearly all lines.
     """
-    own = lines_of(text)
-    shared = len(np.intersect1d(own, clients, assume_unique=True))
-    said = (
-        f"{shared:,} of {len(own):,} different lines of {option} {source} are clients' lines too, of which there are "
-        f"{len(clients):,} (lines of at least {LEAST_WORDS} words)"
-    )
-    if shared > _MOST_SHARED * min(len(own), len(clients)):
-        raise InputError(
-            f"{said}: it is the clients' own data under another name; public text is text whose use costs nobody "
-            f"privacy: give other text, {remedy}"
+    said = []
+    shared = len(np.intersect1d(text.runs, clients.runs, assume_unique=True))
+    if shared:
+        said.append(
+            f"{shared:,} of {len(text.runs):,} different runs of {RUN} words in {option} {source} are in the clients' "
+            f"text too, which has {len(clients.runs):,}"
         )
-    return [said] if shared else []
+    if shared > _MOST_SHARED * min(len(text.runs), len(clients.runs)):
+        raise _refused(said[0], remedy)
+    if len(text.runs) >= len(text.short) or len(clients.runs) >= len(clients.short):
+        return said
+    alike = _in_common(text.short, clients.short)
+    if alike > _NEARLY_ALL * max(len(text.short), len(clients.short)):
+        raise _refused(
+            f"{alike:,} of the {len(text.short):,} lines of fewer than {RUN} words in {option} {source} are the "
+            f"clients', who have {len(clients.short):,}",
+            remedy,
+        )
+    short = f"most lines of {option} {source}, and of the clients, have fewer than {RUN} words"
+    return [*said, f"{short}: whether some are the same people's cannot be told"]
+
+
+def require_public_model(
+    source: str, known: UInt64[np.ndarray, "runs"] | None, clients: Words, remedy: str
+) -> list[str]:
+    """The same of the text that a public model was made of, of which its file holds the `sketch`."""
+    if known is None or not len(known):
+        why = (
+            "does not say of which text it was made"
+            if known is None
+            else f"is of lines of fewer than {RUN} words"
+        )
+        return [f"{source} {why}: whether it is the clients' cannot be told"]
+    whole = len(known) < _SKETCH
+    own = clients.runs if whole else clients.runs[clients.runs <= known[-1]]
+    shared = len(np.intersect1d(known, own, assume_unique=True))
+    if not shared:
+        return []
+    said = (
+        f"{shared:,} of {len(known):,} runs of {RUN} words of the text that {source} was made of are in the clients' "
+        f"text too, which has {len(own):,}{'' if whole else ' of the kind'}"
+    )
+    if shared > _MOST_SHARED * min(len(known), len(own)):
+        raise _refused(said, remedy)
+    return [said]
+
+
+def _in_common(one: np.ndarray, two: np.ndarray) -> int:
+    """How many lines two sets have in common, equal ones as often as both have them."""
+    (a, times_a), (b, times_b) = np.unique(one, return_counts=True), np.unique(two, return_counts=True)
+    _, at_a, at_b = np.intersect1d(a, b, assume_unique=True, return_indices=True)
+    return int(np.minimum(times_a[at_a], times_b[at_b]).sum())
+
+
+def _refused(said: str, remedy: str) -> InputError:
+    return InputError(
+        f"{said}: it is the clients' own data under another name; public text is text whose use costs nobody privacy: "
+        f"give other text, {remedy}"
+    )

@@ -18,16 +18,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt64
 
 from trainers.common import checkpoint, files, manifest, metrics, plots, progress, run_dir, tensors
 from trainers.common.errors import InputError
-from trainers.common.vocabulary import Vocabulary
-from trainers.keyboard import corpus, evaluate, model
+from trainers.keyboard import corpus, evaluate, model, overlap
 from trainers.keyboard.config import Config
 from trainers.keyboard.model import PAD, ModelConfig, Params
 
 FOLDER, MODEL = "pretraining", "model.safetensors"
+_TEXT = "sketch of the text"
 COMMAND = "jaxpriv keyboard train (first stage, public text)"
 FORMAT = "jaxpriv-keyboard-public-model"
 # Every 50th row is held out; the bar's pictures and checkpoints come at most so many steps apart.
@@ -56,13 +56,15 @@ class Start:
     examples: the public text to train on, int32 [rows, sequence_length + 1]; None where a finished model is given.
     params: that model; None where it is still to be trained.
     facts: the settings and digests that it depends on.
-    shared: which lines the text has in common with the clients', in words, for the operator only.
+    shared: what the text has in common with the clients', in words, for the operator only.
+    sketch: what the text can be told by later (`overlap.sketch`); goes into the finished model's file.
     """
 
     examples: Int[np.ndarray, "rows width"] | None
     params: Params | None
     facts: dict[str, Any]
     shared: tuple[str, ...] = ()
+    sketch: UInt64[np.ndarray, "runs"] | None = None
 
     @property
     def digests(self) -> dict[str, str]:
@@ -100,14 +102,14 @@ def prepare(config: Config, data: corpus.Corpus, sizes: ModelConfig) -> Start | 
             "--pretrain-data trains a starting model and --initial-model gives one; leave one out"
         )
     if config.initial_model != "none":
-        return read_model(config.initial_model, data.vocabulary, sizes)
+        return read_model(config.initial_model, data, sizes)
     if config.pretrain_data == "none":
         return None
     for name in ("pretrain_epochs", "pretrain_learning_rate", "pretrain_batch_size"):
         if not 0 < getattr(config, name) < float("inf"):
             raise InputError(f"--{name.replace('_', '-')} must be above 0, got {getattr(config, name)}")
-    examples, digest, shared = corpus.pretraining_text(config, data)
-    examples = examples[(examples[:, 1:] != PAD).any(1)]
+    text = corpus.pretraining_text(config, data)
+    examples = text.examples[(text.examples[:, 1:] != PAD).any(1)]
     if len(examples) < 2:
         raise InputError(f"{config.pretrain_data} has fewer than two usable examples to pretrain on")
     if config.pretrain_epochs * len(examples) >= _MOST_STEPS_EVER:
@@ -116,8 +118,8 @@ def prepare(config: Config, data: corpus.Corpus, sizes: ModelConfig) -> Start | 
             "count; lower it"
         )
     settings = {name: getattr(config, name) for name in _SETTINGS}
-    digests = {"text": digest, "vocabulary": data.vocabulary.digest}
-    return Start(examples, None, {"settings": settings, "digests": digests}, tuple(shared))
+    digests = {"text": text.digest, "vocabulary": data.vocabulary.digest}
+    return Start(examples, None, {"settings": settings, "digests": digests}, tuple(text.shared), text.sketch)
 
 
 def run(config: Config, start: Start, sizes: ModelConfig, held_out, folder: pathlib.Path) -> Params:
@@ -130,7 +132,7 @@ def run(config: Config, start: Start, sizes: ModelConfig, held_out, folder: path
         assert start.params is not None
         return start.params
     if (folder / MODEL).exists():
-        params, facts = _load(folder / MODEL)
+        params, facts, _ = _load(folder / MODEL)
         _require_same(facts, start.facts, folder)
         return params
     folder.mkdir(exist_ok=True)
@@ -177,7 +179,7 @@ def run(config: Config, start: Start, sizes: ModelConfig, held_out, folder: path
                 checkpoint.save(folder / "checkpoints", done, state, facts=start.facts)
             bar.update()
     _draw(folder)
-    _save(folder / MODEL, state.params, start.facts)
+    _save(folder / MODEL, state.params, start.facts, start.sketch)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return state.params
 
@@ -233,11 +235,11 @@ def _make_step(sizes: ModelConfig, optimizer: optax.GradientTransformation):
     return jax.jit(step, donate_argnums=(0, 1))
 
 
-def read_model(where: str, vocabulary: Vocabulary, sizes: ModelConfig) -> Start:
+def read_model(where: str, data: corpus.Corpus, sizes: ModelConfig) -> Start:
     """The public model of a run folder, or of a file that a pretraining stage wrote.
 
     Raises:
-      InputError: there is none, or it is of other words or sizes.
+      InputError: there is none, it is of other words or sizes, or it was made of the clients' own text.
     """
     path = pathlib.Path(where)
     if path.is_dir():
@@ -248,8 +250,8 @@ def read_model(where: str, vocabulary: Vocabulary, sizes: ModelConfig) -> Start:
                 "of another run would count too; pretrain with --pretrain-data"
             )
         path = inside[0]
-    params, facts = _load(files.existing_file(path, "initial model"))
-    if facts["digests"]["vocabulary"] != vocabulary.digest:
+    params, facts, sketch = _load(files.existing_file(path, "initial model"))
+    if facts["digests"]["vocabulary"] != data.vocabulary.digest:
         raise InputError(
             f"initial model {path} was trained with other words; give the same --vocabulary and size"
         )
@@ -262,15 +264,20 @@ def read_model(where: str, vocabulary: Vocabulary, sizes: ModelConfig) -> Start:
             "--hidden-size and --shared-embeddings alike"
         )
     digest = files.digest_of(*(np.asarray(params[name]).tobytes() for name in sorted(params)))
-    return Start(None, params, facts | {"digests": facts["digests"] | {"model": digest}})
+    shared = overlap.require_public_model(
+        f"--initial-model {path}", sketch, data.seen, "or --initial-model none"
+    )
+    return Start(None, params, facts | {"digests": facts["digests"] | {"model": digest}}, tuple(shared))
 
 
-def _save(path: pathlib.Path, params: Params, facts: dict[str, Any]) -> None:
+def _save(path: pathlib.Path, params: Params, facts: dict[str, Any], sketch: np.ndarray | None) -> None:
     about = {FORMAT: json.dumps(metrics.plain(facts), sort_keys=True)}
-    tensors.write(path, {name: np.asarray(value) for name, value in params.items()}, about)
+    arrays = {name: np.asarray(value) for name, value in params.items()}
+    tensors.write(path, arrays | ({} if sketch is None else {_TEXT: sketch}), about)
 
 
-def _load(path: pathlib.Path) -> tuple[Params, dict[str, Any]]:
+def _load(path: pathlib.Path) -> tuple[Params, dict[str, Any], np.ndarray | None]:
+    """Parameters, facts, and the sketch of the text; None in a file that has none."""
     try:
         arrays, about = tensors.read(path)
     except ValueError as error:
@@ -279,7 +286,10 @@ def _load(path: pathlib.Path) -> tuple[Params, dict[str, Any]]:
         raise InputError(
             f"{path} does not say that public text alone made it; give the model of a pretraining stage"
         )
-    return {name: jnp.asarray(value) for name, value in arrays.items()}, json.loads(about[FORMAT])
+    sketch = arrays.pop(_TEXT, None)
+    if sketch is not None and (sketch.dtype != np.uint64 or sketch.ndim != 1):
+        raise InputError(f"{path} does not say of which text it was made; make it again")
+    return {name: jnp.asarray(value) for name, value in arrays.items()}, json.loads(about[FORMAT]), sketch
 
 
 def _require_same(saved: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> None:

@@ -268,9 +268,12 @@ class Run:
                 began = time.perf_counter()
                 state, reporters, failed = self.next_cohort(state, t)
                 ids, lost = ([self.data.ids[i] for i in devices] for devices in (reporters, failed))
-                if log.append(t, ids, failed=lost):
-                    for place in self.stated_in:  # an earlier stop's statement does not count this round
+                if not log.knows(
+                    t
+                ):  # before the line is there: an earlier stop's statement does not count it
+                    for place in self.stated_in:
                         statements.withdraw(place)
+                log.append(t, ids, failed=lost)
                 state, info = self.advance(state, reporters)
                 label = {} if self.plan.mechanism else {"covered_by_guarantee": False}
                 released.write(round=t, **info.released._asdict(), **label)

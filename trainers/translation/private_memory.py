@@ -41,6 +41,7 @@ from trainers.translation import (
 from trainers.translation.config import Config
 
 RESULTS = "release.jsonl"
+SIMULATION = "Simulation: the noise comes from a public seed, and nothing is guaranteed. "
 BUCKET_BYTES = 1 + 2 + 4 + 28  # cell, value, noisy count, nonce and tag
 
 
@@ -121,30 +122,19 @@ def run_release(config: PrivateConfig) -> tuple[dict[str, Any], str]:
             writer.write(**row)
             rows.append(row)
     rows = [next(r for r in rows if r["way"] == name) for name in ways]
-    statements = {
-        format(s["epsilon"], "g"): release.statement(s["release"], delta=delta).data
-        for s in ways.values()
-        if "release" in s
-    }
-    tests = "validation and test pairs, which are taken as given: train pairs that share a sentence with a test set of "
-    tests += "another file were left out, and the scores were computed on them"
-    statements = {n: {**d, "not_covered": [*d["not_covered"], tests]} for n, d in statements.items()}
-    if config.insecure_noise_seed is not None:
-        warning = "Simulation: the noise comes from a public seed, and nothing is guaranteed. "
-        statements = {
-            name: {**data, "simulation": True, "sentence": warning + data["sentence"]}
-            for name, data in statements.items()
-        }
+    said = {name: _statement(config, s["release"], delta) for name, s in ways.items() if "release" in s}
+    statements = {accounting.in_full(ways[name]["epsilon"]): data for name, data in said.items()}
     with files.atomic_write(run_dir / "release_privacy.json") as file:
         json.dump(statements, file, indent=1)
-    text = _table(rows, ways, delta, bench.domains)
+    text = _table(rows, list(said.values()), bench.domains)
     with files.atomic_write(run_dir / "release.md") as file:
         file.write(text)
     _picture(rows, bench.domains, run_dir / "release.png")
     guarantee = {
         row["way"]: "epsilon: none"
         if row["epsilon"] is None
-        else f"epsilon: {accounting.in_full(row['epsilon'])} at delta {accounting.in_full(delta)}"
+        else (SIMULATION if config.insecure_noise_seed is not None else "")
+        + f"epsilon: {accounting.in_full(row['epsilon'])} at delta {accounting.in_full(delta)}"
         for row in rows
     }
     result = {
@@ -154,6 +144,16 @@ def run_release(config: PrivateConfig) -> tuple[dict[str, Any], str]:
         "guarantee": guarantee,
     }
     return result, text + f"\nWritten to {run_dir}."
+
+
+def _statement(config: PrivateConfig, made: release.ReleaseConfig, delta: float) -> dict[str, Any]:
+    data = release.statement(made, delta=delta).data
+    tests = "validation and test pairs, which are taken as given: train pairs that share a sentence with a test set of "
+    tests += "another file were left out, and the scores were computed on them"
+    data = {**data, "not_covered": [*data["not_covered"], tests]}
+    if config.insecure_noise_seed is None:
+        return data
+    return {**data, "simulation": True, "sentence": SIMULATION + data["sentence"]}
 
 
 def _check(config: PrivateConfig) -> float:
@@ -210,7 +210,11 @@ def _ways(config: PrivateConfig, delta: float) -> dict[str, dict[str, Any]]:
             unit="sentence",
             adjacency=config.adjacency,
         )
-        ways[f"histogram, epsilon {value:g}"] = {"histogram": True, "release": made, "epsilon": value}
+        ways[f"histogram, epsilon {accounting.in_full(value)}"] = {
+            "histogram": True,
+            "release": made,
+            "epsilon": value,
+        }
     return ways
 
 
@@ -348,7 +352,7 @@ def _mean(row: dict[str, Any], domains: Sequence[str]) -> float:
     return float(np.mean([row["bleu"][d] for d in domains]))
 
 
-def _table(rows, ways, delta: float, domains: Sequence[str]) -> str:
+def _table(rows, said: Sequence[dict[str, Any]], domains: Sequence[str]) -> str:
     names = [corpora.GENERAL, *domains]
     head = ["shared", "epsilon", "records", *names, "clients' mean"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
@@ -357,8 +361,7 @@ def _table(rows, ways, delta: float, domains: Sequence[str]) -> str:
         scores = [f"{row['bleu'][n]:.2f}" for n in names]
         cells = [row["way"], epsilon, f"{row['count']:,}", *scores, f"{_mean(row, domains):.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
-    said = [release.statement(s["release"], delta=delta) for s in ways.values() if "release" in s]
-    notes = [f"- {s.sentence} ({s.data['notes'][0]})" for s in said]
+    notes = [f"- {data['sentence']} ({data['notes'][0]})" for data in said]
     return "\n".join([*lines, "", *notes, f"- {release.no_statement().sentence}"]) + "\n"
 
 

@@ -332,8 +332,9 @@ def open_shuffled(
             raise InputError(f"no record of {path} could be opened: {why}; ask the server for it again")
         said = header.get("releases")
         releases = tuple(one if _is_short(one) else None for one in said) if isinstance(said, list) else ()
-        if round.facts.weighted and len(releases) != header.get("uploads"):
-            releases += (None,)  # somebody's settings are not there: nothing can be stated
+        told_all = len(releases) <= len(round.members) and len(releases) == header.get("uploads")
+        if round.facts.weighted and not told_all:
+            releases = (None,)  # somebody's settings are not there, or nobody's are: nothing can be stated
         if own_upload is not None:
             missing, own = _own(own_upload, sealed)
             details += (f"{missing} of your own records: left out by the server",) if missing else ()

@@ -20,6 +20,15 @@ def test_a_line_of_tabs_is_a_record_whatever_quotes_it_holds(tmp_path):
     assert "3 cells, but the header names 2" in problems[2][1]
 
 
+def test_a_first_line_that_is_somebodys_text_is_not_shown_whole(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text("Patient John Smith lives in Bonn,Patient John Smith lives in Bonn\n")
+    with pytest.raises(InputError) as refused:
+        list(tables.rows(path))
+    assert "Patient John Smith l..." in str(refused.value)
+    assert "Bonn" not in str(refused.value)
+
+
 def test_one_more_pair_never_takes_others_along(tmp_path):
     """The unit of a released histogram is a pair: which are counted depends on no other."""
     lines = ["en\tde", *(f"source {i}\tZiel {i}" for i in range(30))]

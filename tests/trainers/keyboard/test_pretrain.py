@@ -94,7 +94,7 @@ def test_one_step_is_adam_on_the_mean_loss():
 def test_the_federated_rounds_start_from_the_public_model(whole):
     made, _ = whole
     folder = pathlib.Path(made.run_dir)
-    params, facts = pretrain._load(folder / "pretraining" / "model.safetensors")
+    params, facts, _ = pretrain._load(folder / "pretraining" / "model.safetensors")
     started = checkpoint.load(
         folder / "checkpoints", 0, model.init_params(sizes_of(made), seed=0), under=".round.params"
     )
@@ -185,8 +185,8 @@ def test_another_run_may_start_from_the_same_public_model(whole, tmp_path):
     data, sizes = corpus.load(made), sizes_of(made)
     by_folder = pretrain.prepare(dataclasses.replace(again, initial_model=made.run_dir), data, sizes)
     assert by_folder.facts == pretrain.prepare(again, data, sizes).facts
-    params, facts = pretrain._load(copy)
-    pretrain._save(copy, params | {"bias": params["bias"] + 1}, facts)
+    params, facts, _ = pretrain._load(copy)
+    pretrain._save(copy, params | {"bias": params["bias"] + 1}, facts, None)
     with pytest.raises(InputError, match="pretraining model"):
         session.train(dataclasses.replace(again, resume=True))
 

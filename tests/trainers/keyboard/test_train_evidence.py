@@ -1,5 +1,6 @@
 """Whatever was killed, cut, deleted or edited, a run never says less than it released; every stop is stated."""
 
+import contextlib
 import json
 import shutil
 
@@ -42,6 +43,26 @@ def test_a_run_killed_again_before_it_caught_up_keeps_all_that_it_released(whole
         assert reporting.report(folder).data["observed"]["num_rounds"] == 4
     session.train(resumed)
     same_run(whole[0], config)
+
+
+def test_no_statement_outlives_the_line_of_a_round_that_it_does_not_count(tmp_path, monkeypatch):
+    """Killed between the two, the resumed run would take the round for one that the statement counts."""
+    config = toy.config(tmp_path, resume=True)
+    killed_after(monkeypatch, toy.config(tmp_path), 2)  # stopped, and stated
+    folder = tmp_path / "run"
+    assert json.loads((folder / "privacy.json").read_text())["observed"]["num_rounds"] == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            session.stated, "when_stopped", lambda folders: contextlib.nullcontext()
+        )  # as SIGKILL does
+        killed_after(patch, config, 2)
+        assert (folder / "privacy.json").exists()  # it counts this round
+        killed_after(patch, config, 3)
+        assert not list(folder.glob("privacy.*"))
+        killed_after(patch, config, 4)
+    assert reporting.report(folder).data["observed"]["num_rounds"] == 5
+    session.train(config)
+    assert json.loads((folder / "privacy.json").read_text())["observed"]["num_rounds"] == 6
 
 
 def lose_rounds(folder):

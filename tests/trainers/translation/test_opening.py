@@ -133,9 +133,11 @@ def test_settings_that_the_server_leaves_out_or_changes_are_missed(tmp_path):
     for name, told, options in (
         ("fewer", said[:1], {}),
         ("none", [], {}),
+        ("many", said * 5_000, {}),
         ("other", [{**one, "stddev": 900.0} for one in said], own),
     ):
         changed = {key: header[key] for key in ("round", "uploads", "missing")} | {"releases": told}
+        changed |= {"uploads": len(told)} if name == "many" else {}
         layout.write(tmp_path / name, layout.SHUFFLED, changed, np.asarray(sealed))
         result, _ = commands.open(name, f"joint-{name}", **options)
         assert "epsilon: none that can be stated" in result["guarantee"]
