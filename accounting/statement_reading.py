@@ -7,16 +7,20 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accounting import _checks, _json, conversions, evidence, record, unnoised
-from accounting.mechanisms import PureDP
+import numpy as np
+
+from accounting import _checks, _json, conversions, evidence, guarantees, record, unnoised
+from accounting.mechanisms import MatrixMechanism, PureDP, TreeAggregation
 from accounting.statement import (
     PrivacyStatement,
+    in_full,
     largest,
     no_guarantee_sentence,
     round_up,
     sentence_of,
 )
 from accounting.statement_schema import SCHEMA, SCHEMA_NAME, SCHEMA_VERSION
+from accounting.strategies import BLT
 
 PathLike = str | os.PathLike[str]
 NAME = evidence.STATEMENT_FILE
@@ -111,6 +115,15 @@ def _check_numbers(data: Mapping[str, Any], histories: Sequence[Sequence[Any]], 
             least = float(m["squared_sensitivity"]) / (2 * float(m["noise_multiplier"]) ** 2)
             if not float(m["rho"]) >= least * (1 - 1e-6):
                 raise ValueError(f"a {m['kind']} says rho {m['rho']}, and its noise gives {least:g}")
+            squared = _least_squared(m, data)
+            if not float(m["squared_sensitivity"]) >= squared * (1 - 1e-6):
+                raise ValueError(
+                    f"a {m['kind']} says a squared sensitivity of {m['squared_sensitivity']}, and its rounds and "
+                    f"participations give {squared:g}"
+                )
+    seen = (data.get("observed") or {}).get("rho")
+    if seen is not None and not float(data["rho"]) >= float(seen) * (1 - 1e-6):
+        raise ValueError(f"it says rho {data['rho']}, and what was observed gives {seen}")
     if kinds == {"PureDP"}:
         found = largest([[_pure(m, data) for m in one] for one in histories], delta=delta)
         given = {"epsilon": found.epsilon, "rho": found.rho}
@@ -123,6 +136,24 @@ def _check_numbers(data: Mapping[str, Any], histories: Sequence[Sequence[Any]], 
             raise ValueError(f"it says {name} {data[name]}, and its mechanisms give {value:g}")
 
 
+def _least_squared(m: Mapping[str, Any], data: Mapping[str, Any]) -> float:
+    """The squared sensitivity that a described mechanism has; 0 where the description does not hold its strategy."""
+    inflation = float(m.get("inflation", 1.0))
+    if m["kind"] == "DistributedDiscreteGaussian":
+        return inflation**2 * m["max_participations"]
+    about: dict[str, Any] = {
+        name: m[name] for name in ("noise_multiplier", "num_rounds", "min_separation", "max_participations")
+    }
+    about |= {"restarts": tuple(m["restarts"]), "adjacency": data["adjacency"], "unit": data["unit"]}
+    if m["structure"] == "binary tree":
+        inner = TreeAggregation(**about, completion=m["completion"])
+    elif "theta" in m:
+        inner = MatrixMechanism(**about, strategy=BLT(theta=np.array(m["theta"]), omega=np.array(m["omega"])))
+    else:
+        return 0.0
+    return inflation**2 * guarantees.sensitivity_of(inner).squared
+
+
 def _check_sentence(data: Mapping[str, Any]) -> None:
     """Refuses a sentence of other numbers, or one that is of a simulation where the statement is not."""
     said = data["sentence"]
@@ -132,7 +163,9 @@ def _check_sentence(data: Mapping[str, Any]) -> None:
         if said != right and not said.startswith(more):
             raise ValueError(f"its sentence is not that of its numbers, which is: {right}")
         return
-    numbers = f"Each {data['unit']} has ({data['epsilon_printed']}, {data['delta']:g})-differential privacy "
+    numbers = (
+        f"Each {data['unit']} has ({data['epsilon_printed']}, {in_full(data['delta'])})-differential privacy "
+    )
     simulation = bool(data["simulation"])
     if said.startswith("Simulation") != simulation or numbers not in said:
         raise ValueError("its sentence is not that of its numbers")

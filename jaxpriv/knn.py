@@ -77,7 +77,8 @@ def build(
     """Makes a searchable store; entries where `mask` is False are never retrieved.
 
     `centre` is the mean of the real keys unless given; any vector near the keys will do. Stores of several
-    clients, padded to one length, may be built and searched under `vmap`. Keys must be finite.
+    clients, padded to one length, may be built and searched under `vmap`. Keys must be finite and of one scale:
+    beside one that is 10^8 times as long the others are no longer told apart in float32.
     """
     real = jnp.ones(keys.shape[:1], bool) if mask is None else mask
     clean = jnp.where(real[:, None], keys, 0)

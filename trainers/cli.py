@@ -62,12 +62,19 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
         # ValueError is what the libraries raise for settings they refuse; JAXPRIV_TRACEBACK=1 shows where.
         # numpy raises MemoryError, jax a RuntimeError.
-        full = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
-        if os.environ.get("JAXPRIV_TRACEBACK") or (isinstance(error, RuntimeError) and not full):
+        no_room = "No space left on device" in str(error)
+        full = (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)) and not no_room
+        if os.environ.get("JAXPRIV_TRACEBACK") or (
+            isinstance(error, RuntimeError) and not full and not no_room
+        ):
             raise
         text = " ".join(str(error).split())
         if full:
             text = f"there is not enough memory ({text[:200]}); lower the sizes"
+        elif no_room:
+            text = f"the disk is full ({text[:200]}); make room" + (
+                ", then the same command with --resume goes on" if resumes(argv) else ""
+            )
         print(
             text if text.startswith(f"jaxpriv {argv[0]}") else f"jaxpriv {argv[0]}: {text}", file=sys.stderr
         )

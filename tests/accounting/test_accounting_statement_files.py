@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import accounting
-from accounting import cli
+from accounting import cli, strategies
+from accounting.statement import sentence_of
 from tests.accounting_runs import facts, valid, write
 
 MANY = [accounting.PureDP(epsilon=0.2, releases=100, adjacency="replace-one", unit="sentence")]
@@ -106,7 +108,56 @@ MIXED = accounting.statement(
 NOTHING = accounting.no_guarantee(unit="sentence", reasons=["nothing is noised"])
 
 
-@pytest.mark.parametrize("said", [stated(), BY_BITS, SIMULATED, GAUSSIAN, MIXED, NOTHING])
+FULL_DELTA = accounting.statement(TREE, delta=1.2345641e-5)
+CHAIN = accounting.statement(
+    accounting.MatrixMechanism(
+        noise_multiplier=3.0,
+        num_rounds=9,
+        min_separation=3,
+        max_participations=2,
+        restarts=(4,),
+        strategy=strategies.BLT(theta=np.array([0.8, 0.3]), omega=np.array([0.2, 0.1])),
+        adjacency="zero-out",
+    ),
+    delta=1e-6,
+)
+SECURE = accounting.statement(
+    accounting.SecureAggregation(mechanism=TREE, clip_norm=1.0, scale=50.0, dimension=16, beta=0.6),
+    delta=1e-6,
+)
+BITS = accounting.statement(
+    [TREE, accounting.QuantileEstimation(count_stddev=2.0, schedule=TREE)], delta=1e-6
+)
+
+
+def claiming(said, squared):
+    """The statement as it would be with another squared sensitivity, its other numbers following."""
+    one = said.data["mechanisms"][0]
+    rho = squared / (2 * one["noise_multiplier"] ** 2)
+    eps = accounting.epsilon_from_rho(rho, delta=said.data["delta"], known="gaussian")
+    data = {**said.data, "mechanisms": [{**one, "squared_sensitivity": squared, "rho": rho}], "rho": rho}
+    data |= {"epsilon": eps, "epsilon_printed": accounting.round_up(eps), "observed": None}
+    return {**data, "sentence": sentence_of(data)}
+
+
+@pytest.mark.parametrize("said", [GAUSSIAN, CHAIN, SECURE])
+def test_a_sensitivity_that_its_rounds_do_not_have_is_refused(tmp_path, said):
+    right = said.data["mechanisms"][0]["squared_sensitivity"]
+    (tmp_path / "s.json").write_text(json.dumps(claiming(said, right)))
+    accounting.report(tmp_path / "s.json")
+    for squared in (0.99 * right, right / 2):
+        (tmp_path / "s.json").write_text(json.dumps(claiming(said, squared)))
+        with pytest.raises(ValueError, match="and its rounds and participations give"):
+            accounting.report(tmp_path / "s.json")
+    seen = {**claiming(said, right), "observed": {"rho": 2 * said.data["rho"]}}
+    (tmp_path / "s.json").write_text(json.dumps(seen))
+    with pytest.raises(ValueError, match="what was observed gives"):
+        accounting.report(tmp_path / "s.json")
+
+
+@pytest.mark.parametrize(
+    "said", [stated(), BY_BITS, SIMULATED, GAUSSIAN, MIXED, NOTHING, FULL_DELTA, CHAIN, SECURE, BITS]
+)
 def test_every_kind_of_statement_is_read_as_it_was_written(tmp_path, said):
     (tmp_path / "s.json").write_text(said.json())
     assert accounting.report(tmp_path / "s.json").data == said.data

@@ -14,6 +14,7 @@ SMALLEST, LARGEST = 1e-30, 1e30
 MOST_BUFFERS, MOST_OVER_SELECTION = 20, 1000
 # Beyond them no machine has room for the model or a batch; for what is below, `require_memory` asks this one.
 MOST_WIDTH, MOST_AT_ONCE, MOST_DEVICES = 2**17, 2**20, 10**15
+MOST_RATE = 1e6
 _NO_ROOM = "more fits into no memory"
 _BYTES = 4  # of a parameter, an activation, a token
 
@@ -59,6 +60,11 @@ def check(config: Config) -> None:
     for name in ("client_learning_rate", "server_learning_rate", "clip_norm", "clip_learning_rate"):
         if not 0 < getattr(config, name) < math.inf:
             raise InputError(f"{option(name)} must be a finite number above 0, got {getattr(config, name)}")
+        if name.endswith("learning_rate") and getattr(config, name) > MOST_RATE:
+            raise InputError(
+                f"{option(name)} must be at most {MOST_RATE:g} (rounds would be spent on parameters beyond float32), "
+                f"got {getattr(config, name)}"
+            )
     for name in ("clip_quantile", "delta"):
         if not 0 < getattr(config, name) < 1:
             raise InputError(f"{option(name)} must be between 0 and 1, got {getattr(config, name)}")

@@ -114,21 +114,21 @@ def fit_inverse(
     optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, steps))
     fixed = {"mean": model.mean, "scale": model.scale}
 
-    def loss(model, keys, texts):
+    def loss(model, fixed, keys, texts):
         log_probs = jax.nn.log_softmax(_scores(model._replace(**fixed), keys))
         return -jnp.take_along_axis(log_probs, texts[..., None], -1).mean()
 
     @jax.jit
-    def step(model, state, data, labels, number):
+    def step(model, state, fixed, data, labels, number):
         index = jax.random.randint(jax.random.fold_in(order, number), (batch_size,), 0, len(keys))
-        gradient = jax.grad(loss)(model, data[index], labels[index])
+        gradient = jax.grad(loss)(model, fixed, data[index], labels[index])
         updates, state = optimizer.update(gradient, state)
         return optax.apply_updates(model, updates), state
 
     data, labels = jnp.asarray(keys, jnp.float32), jnp.asarray(texts, jnp.int32)
     state = optimizer.init(model)
     for number in range(steps):
-        model, state = step(model, state, data, labels, number)
+        model, state = step(model, state, fixed, data, labels, number)
     return model._replace(**fixed)
 
 

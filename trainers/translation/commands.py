@@ -114,6 +114,8 @@ def run_translate(config: TranslateConfig) -> Result:
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     shown = config.output is None and not config.json
+    if shown and sys.stdout is None:
+        raise InputError("standard output is closed; give --output FILE")
     told: list[str] = []
     lines, pieces, empty, seconds = 0, 0, 0, 0.0
     for part in parts:

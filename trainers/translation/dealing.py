@@ -87,5 +87,6 @@ def deal(setting: str, sizes: Mapping[str, int], *, seed: int) -> list[Share]:
 def _checked(setting: str, shares: Sequence[Share]) -> list[Share]:
     empty = [s.name for s in shares if not s.members]
     if empty:
-        raise InputError(f"setting {setting}: {', '.join(empty)} would have no pair; use fewer clients")
+        shown = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        raise InputError(f"setting {setting}: {shown} would have no pair; use fewer clients")
     return list(shares)

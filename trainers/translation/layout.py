@@ -25,6 +25,7 @@ from trainers.translation.model import PAD, UNK
 UPLOAD, SHUFFLED = b"JPUPLD1\n", b"JPSHUF1\n"
 _MAX_HEADER = {UPLOAD: 2**16, SHUFFLED: 2**24}  # the server's holds what all members say
 _MAX_WIDTH = 2**20
+_LARGEST_KEY = 60_000  # in each number; a normalized layer gives some tens
 
 
 class Refused(Exception):
@@ -57,16 +58,23 @@ def pack(facts: Facts, keys: np.ndarray, values: np.ndarray, weights: np.ndarray
     return rows.view(np.uint8).reshape(len(rows), record_bytes(facts))
 
 
-def unpack(facts: Facts, records: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+def unpack(
+    facts: Facts, records: np.ndarray, *, centroids: int = 256
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
     """Returns `(keys, values, weights, sound)`: the sound records' columns, and one bool a record.
 
-    Unsound are values that no text has (outside the vocabulary, padding, the unknown piece), keys or weights that are
-    not finite, and weights that are not positive: authentic, but no honest member writes them.
+    Unsound are values that no text has (outside the vocabulary, padding, the unknown piece), keys that no model gives
+    (not finite, or beyond 60,000, which would drown all others), codes of no centroid, and weights that are not finite
+    and positive: authentic, but no honest member writes them.
+
+    Args:
+      centroids: how many each part of a code is one of.
     """
     rows = np.ascontiguousarray(records).view(record_type(facts)).reshape(len(records))
     sound = (rows["value"] < facts.vocabulary_size) & (rows["value"] > max(PAD, UNK))
-    if facts.dtype != "uint8":
-        sound &= np.isfinite(rows["key"]).all(-1)
+    sound &= (rows["key"] < centroids if facts.dtype == "uint8" else np.abs(rows["key"]) <= _LARGEST_KEY).all(
+        -1
+    )
     if facts.weighted:
         sound &= np.isfinite(rows["weight"]) & (rows["weight"] > 0)
     rows = rows[sound]

@@ -155,8 +155,9 @@ def fit(
     heat = jnp.float32(temperature)
     pool = jax.tree.map(jnp.asarray, positions)
 
+    # Positions may be private: arguments, not constants of programs that the compilation cache keeps.
     @jax.jit
-    def epoch(meta, opt, order):
+    def epoch(pool, heat, meta, opt, order):
         def update(carry, index):
             meta, opt = carry
             rows = jax.tree.map(lambda leaf: leaf[index], pool)
@@ -166,14 +167,14 @@ def fit(
 
         return jax.lax.scan(update, (meta, opt), order)[0]
 
-    evaluate = jax.jit(lambda meta: loss(meta, valid, heat, smoothing=config.smoothing))
-    best, best_loss, bad, halvings, updates = meta, float(evaluate(meta)), 0, 0, 0
+    evaluate = jax.jit(lambda meta, valid, heat: loss(meta, valid, heat, smoothing=config.smoothing))
+    best, best_loss, bad, halvings, updates = meta, float(evaluate(meta, valid, heat)), 0, 0, 0
     steps = len(train) // size
     while updates < config.max_updates and halvings < 3:
         order = rng.permutation(train)[: steps * size].reshape(steps, size)
-        meta, opt = epoch(meta, opt, jnp.asarray(order))
+        meta, opt = epoch(pool, heat, meta, opt, jnp.asarray(order))
         updates += steps
-        now = float(evaluate(meta))
+        now = float(evaluate(meta, valid, heat))
         if now < best_loss:
             best, best_loss, bad = meta, now, 0
         else:
@@ -208,9 +209,9 @@ def tune_fixed(positions: Positions) -> tuple[float, float]:
     grid.
     """
     rows = jax.tree.map(jnp.asarray, positions)
-    score = jax.jit(lambda t, w: fixed_loss(rows, temperature=t, weight=w))
+    score = jax.jit(lambda rows, t, w: fixed_loss(rows, temperature=t, weight=w))
     grid = [(t, w) for t in temperatures(positions) for w in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)]
-    return min(grid, key=lambda g: float(score(jnp.float32(g[0]), jnp.float32(g[1]))))
+    return min(grid, key=lambda g: float(score(rows, jnp.float32(g[0]), jnp.float32(g[1]))))
 
 
 def fit_with_temperature(

@@ -92,8 +92,17 @@ class Shared(NamedTuple):
 def run_release(config: PrivateConfig) -> tuple[dict[str, Any], str]:
     """Scores every way that the run folder does not hold yet; returns `(result, text)`."""
     delta = _check(config)
-    run, read = session.reopen(config.run_dir)
     run_dir = pathlib.Path(config.run_dir)
+    if (
+        config.epsilons
+        and (run_dir / "manifest.json").is_file()
+        and session.reading_of(run_dir) < session.READING
+    ):
+        raise InputError(
+            f"{run_dir} was begun by an earlier version, where clients' pairs decided which public ones were read: "
+            "give a run begun anew, or --epsilons with nothing behind it"
+        )
+    run, read = session.reopen(config.run_dir)
     _check_adjacency(config, run, list(read.clients))
     if config.epsilons:
         said = checks.check_apart(read)

@@ -313,6 +313,7 @@ def open_shuffled(
     refused["truncated"] = header["count"] - len(sealed)
     fresh = _first_seen(_nonces(sealed))
     refused["replayed"] = len(sealed) - int(fresh.sum())
+    centroids = codebook.centroids.shape[1] if isinstance(codebook, pq.Codebook) else 256
     changed = ("the file is not the one that its header speaks of: changed on its way",)
     with files.new_folder(target) as aside:
         datastore.create(aside, round.facts, codebook)
@@ -321,7 +322,7 @@ def open_shuffled(
             some = sealed[begin : begin + _PART][fresh[begin : begin + _PART]]
             records, authentic = crypto.unseal(data_key, some, context=round.context())
             refused["tampered or foreign"] += int((~authentic).sum())
-            keys, values, weights, sound = layout.unpack(round.facts, records)
+            keys, values, weights, sound = layout.unpack(round.facts, records, centroids=centroids)
             refused["malformed"] += int((~sound).sum())
             accepted = datastore.append(aside, round.facts, keys=keys, values=values, weights=weights)
         details = tuple(f"{n} records: {reason}" for reason, n in refused.items() if n)

@@ -48,7 +48,7 @@ def _train(config: Config, start: float) -> tuple[dict[str, Any], str]:
         _check_same_data(run_dir, found, public.digest if public else None, read.notes)
     records = _records(run_dir)
     digests = {"pairs": found, **({"model": public.digest} if public else {})}
-    reading = _reading(run_dir) if begun else READING
+    reading = reading_of(run_dir) if begun else READING
     _write_manifest(run_dir, config, digests, reading)
     try:
         bench = experiment.Bench(config, read, run_dir)
@@ -104,13 +104,14 @@ def _begun(run_dir: pathlib.Path, *, resume: bool) -> bool:
     return True
 
 
-def _reading(run_dir: pathlib.Path) -> int:
+def reading_of(run_dir: pathlib.Path) -> int:
+    """How the run in the folder read its pairs (`READING`)."""
     return folders.read_manifest(run_dir).get("reading", 1) if (run_dir / "manifest.json").is_file() else 1
 
 
 def _load(run_dir: pathlib.Path, config: Config) -> corpora.Corpora:
     """Reads the pairs as the run in the folder first did."""
-    if _reading(run_dir) >= READING:
+    if reading_of(run_dir) >= READING:
         return corpora.load(config)
     read = corpora.load(config, filtered=False)
     read.notes.append(
@@ -204,15 +205,15 @@ def _report(
         json.dump({"epsilon": None, "guarantee": guarantee}, file, indent=1)
     report.pictures(records, run_dir)
     first = [r for r in records if r["setting"] == config.settings[0]]
-    shared = [r for r in first if r["method"] == "fednn"] or first
+    shown = [r for r in first if r["method"] == "fednn"] or first
     result = {
         "run_dir": str(run_dir),
         "bleu": report.mean_scores(records, config.settings[0]),
         "chrf": report.mean_scores(records, config.settings[0], "chrf"),
         "guarantee": guarantee,
         "shared_pairs": shared,
-        "bytes_up": shared[0]["bytes_up"] if shared else 0,
-        "bytes_down": shared[0]["bytes_down"] if shared else 0,
+        "bytes_up": shown[0]["bytes_up"] if shown else 0,
+        "bytes_down": shown[0]["bytes_down"] if shown else 0,
         "seconds": seconds,
         "signature": signature,
     }

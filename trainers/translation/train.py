@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -315,6 +316,10 @@ def fit(
                 if pending:
                     losses.append((done, sum(a for a, _ in sums) / max(count, 1.0)))
                     bar.set_postfix_str(f"loss {losses[-1][1]:.3f}", refresh=False)
+                    if not math.isfinite(losses[-1][1]):
+                        raise InputError(
+                            f"{what}: training diverged by update {done}; lower its learning rate"
+                        )
                 tokens += int(count)
                 pending = []
                 if folder is not None:

@@ -76,6 +76,17 @@ def test_running_out_of_memory_ends_in_one_line(monkeypatch, capsys):
         monkeypatch.setattr(keyboard, "main", full)
         assert cli.main(["keyboard", "train"]) == 2
         assert "not enough memory" in one_line(capsys)
+    text = "RESOURCE_EXHAUSTED: Error writing: No space left on device"
+    for error in (RuntimeError(text), ValueError(text), OSError(28, "No space left on device")):
+
+        def full(argv, error=error):
+            raise error
+
+        monkeypatch.setattr(keyboard, "main", full)
+        assert cli.main(["keyboard", "train"]) == 2
+        said = one_line(capsys)
+        assert "the disk is full" in said
+        assert "make room, then the same command with --resume goes on" in said
 
 
 @pytest.mark.parametrize(

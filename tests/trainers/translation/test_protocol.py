@@ -403,6 +403,16 @@ def test_float_and_weighted_records_survive(tmp_path):
         assert (got[2] == weights).all() if weighted else got[2] is None
         bad = layout.pack(what, np.where(np.eye(5, 8), np.nan, keys).astype(dtype), values, weights)
         assert not layout.unpack(what, bad)[3].any()
+    what = facts(coding="none", codebook="", dtype="float32", width=8, vocabulary_size=70_000)
+    far = np.where(np.eye(5, 8) * (np.arange(5) > 0)[:, None], 1e10, 1.0).astype(
+        "f4"
+    )  # one number in each but the first
+    assert layout.unpack(what, layout.pack(what, far, values, None))[3].tolist() == [True] + [False] * 4
+    what = facts(coding="pq", width=4, dtype="uint8")
+    codes = np.array([[0, 1, 2, 63], [0, 1, 2, 64]], np.uint8)
+    records = layout.pack(what, codes, np.array([7, 7]), None)
+    assert layout.unpack(what, records, centroids=64)[3].tolist() == [True, False]
+    assert layout.unpack(what, records)[3].all()
 
 
 def mutated(rng, data):

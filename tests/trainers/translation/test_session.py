@@ -443,3 +443,43 @@ def test_a_release_is_refused_where_one_pair_moves_others(copy, capsys, change, 
     argv = ["release", "--run-dir", copy, "--delta", "1e-4", "--adjacency"]
     refused(copy, capsys, words, *argv, "add-remove")
     refused(copy, capsys, words, *argv, "replace-one")  # for a pair that its hash sets aside for testing
+
+
+def test_a_release_of_a_run_whose_public_pairs_clients_decided_is_refused(copy, capsys):
+    place = copy / "manifest.json"
+    place.write_text(json.dumps({k: v for k, v in json.loads(place.read_text()).items() if k != "reading"}))
+    argv = ["release", "--run-dir", copy, "--delta", "1e-4", "--adjacency", "add-remove"]
+    refused(copy, capsys, "clients' pairs decided which public ones were read", *argv)
+
+
+def test_the_result_says_how_many_pairs_are_public_too(copy, capsys):
+    status, result = run(capsys, "evaluate", "--run-dir", copy)
+    assert status == 0
+    _, read = session.reopen(str(copy))
+    assert result["shared_pairs"] == read.shared()
+    assert set(result["shared_pairs"]) == {"it", "law"}
+
+
+def test_a_closed_standard_output_is_named(small_run, tmp_path, capsys, monkeypatch):
+    (tmp_path / "text").write_text("house\n")
+    monkeypatch.setattr("sys.stdout", None)
+    assert (
+        main(
+            [
+                "translation",
+                "translate",
+                "--model",
+                str(small_run / "public"),
+                "--input",
+                str(tmp_path / "text"),
+            ]
+        )
+        == 2
+    )
+    assert "standard output is closed; give --output FILE" in capsys.readouterr().err
+
+
+def test_many_clients_without_a_pair_are_not_all_listed(copy, capsys):
+    refused(
+        copy, capsys, "it-64 and 9877 more would have no pair", *again(copy, "--settings", "non_iid:10000")
+    )

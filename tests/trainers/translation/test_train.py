@@ -1,5 +1,7 @@
 """Training: it learns, resumes to the bit, refuses other data; the vocabulary and the model folder."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,6 +73,17 @@ def test_a_killed_run_continues_to_the_same_bits(tmp_path, monkeypatch):
     assert equal(whole, finished)
     with pytest.raises(InputError, match="other data or settings"):
         train.fit(graphdef, params, copies(seed=9), schedule=SHORT, seed=1, folder=tmp_path, show=False)
+
+
+def test_training_that_diverges_ends_in_one_line(tmp_path):
+    graphdef, params = tiny()
+    wild = dataclasses.replace(SHORT, learning_rate=1e30)
+    with pytest.raises(
+        InputError, match=r"some model: training diverged by update .* lower its learning rate"
+    ):
+        train.fit(
+            graphdef, params, copies(), schedule=wild, seed=1, what="some model", folder=tmp_path, show=False
+        )
 
 
 def test_training_lowers_the_loss_and_leaves_the_start_alone():
