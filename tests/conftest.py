@@ -1,8 +1,10 @@
 """Eight CPU devices, strict JAX settings, jaxtyping checked: set before anything imports jax."""
 
+import contextlib
 import os
 import pathlib
 import sys
+import warnings
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -32,6 +34,26 @@ hypothesis.settings.load_profile("ci")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
+
+
+@pytest.fixture
+def no_constants():
+    """A context in which a program that holds arrays as constants is an error: they would outlive the run in the
+    compilation cache, which is why what is private is an argument."""
+
+    @contextlib.contextmanager
+    def guard():
+        name = "jax_captured_constants_warn_bytes"
+        before = jax.config.values[name]
+        jax.config.update(name, 64)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message="A large amount of constants")
+                yield
+        finally:
+            jax.config.update(name, before)
+
+    return guard
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,9 @@ def keep_compilations() -> None:
     import jax
 
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:  # not a declared attribute
-        jax.config.update("jax_compilation_cache_dir", str(files.cache_dir("xla")))
+        place = files.cache_dir("xla")
+        place.chmod(0o700)  # should a program ever hold what is private as a constant
+        jax.config.update("jax_compilation_cache_dir", str(place))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
