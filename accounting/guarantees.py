@@ -97,7 +97,8 @@ def rho_from_sensitivity(squared: float, noise_multiplier: float) -> float:
         return math.inf
     if math.isinf(noise_multiplier):
         return 0.0
-    return squared / 2 / noise_multiplier / noise_multiplier
+    found = squared / 2 / noise_multiplier / noise_multiplier
+    return found if found or not squared else math.ulp(0.0)  # less than a float holds, and not nothing
 
 
 def epsilon(mechanism: Mechanism, *, delta: float, method: str = "exact") -> float:

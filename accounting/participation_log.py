@@ -1,5 +1,6 @@
 """Who took part when: `participation.jsonl`, written before each release and never shortened."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -187,9 +188,14 @@ class _Rounds:
 
 
 def _summary(row: dict[str, Any]) -> dict[str, Any]:
-    """A line without its round and the order of its devices; ids as 64 bits, since a run may hold millions."""
-    ids = {name: hash(frozenset(row.get(name, ()))) for name in ("devices", "failed")}
+    """A line without its round and the order of its devices; ids as 128 bits, since a run may hold millions."""
+    ids = {name: _digest(row.get(name, ())) for name in ("devices", "failed")}
     return {name: value for name, value in row.items() if name != "round"} | ids
+
+
+def _digest(ids: Iterable[Any]) -> bytes:
+    text = "\x1f".join(sorted(map(repr, ids)))
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _differing(one: dict[str, Any], other: dict[str, Any]) -> str | None:

@@ -50,6 +50,7 @@ from accounting.participation_log import (
     observe,
     plain,
     read_participation,
+    sync_folder,
 )
 
 __all__ = [  # the format as a whole, whichever file of it
@@ -102,6 +103,8 @@ class RunRecord:
     not_covered, notes: further lines for the statement.
     deployment: {"report_goal": .., "population": ..} for the section on deployment scale, or None; with "share" (of
       that report goal) where this run takes fewer devices a round than another over the same devices.
+    stage: {"name": .., "of": [names in order]} where this is one of several runs over the same devices that only count
+      together; else None.
     """
 
     mechanism: str
@@ -124,6 +127,7 @@ class RunRecord:
     not_covered: Sequence[str] = ()
     notes: Sequence[str] = ()
     deployment: Mapping[str, Any] | None = None
+    stage: Mapping[str, Any] | None = None
 
     def __post_init__(self):
         _checks.choice("mechanism", self.mechanism, MECHANISMS)
@@ -134,7 +138,7 @@ class RunRecord:
             _checks.integer("population", self.population, minimum=1)
         if not isinstance(self.simulation, bool):
             raise ValueError(f"simulation must be true or false, got {self.simulation!r}")
-        for name in ("clip", "strategy", "secure_aggregation", "deployment"):
+        for name in ("clip", "strategy", "secure_aggregation", "deployment", "stage"):
             value = getattr(self, name)
             if not isinstance(value, Mapping) and (value is not None or name == "clip"):
                 raise ValueError(f"{name} must be an object, got {value!r}")
@@ -147,6 +151,8 @@ class RunRecord:
             listed = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
             if not listed or not all(isinstance(text, str) for text in value):
                 raise ValueError(f"{name} must be a list of texts, got {value!r}")
+        if self.stage is not None and not _is_stage(self.stage):
+            raise ValueError(f"stage must have a name that is one of the names in `of`, got {self.stage!r}")
         _checks.choice("clip kind", self.clip.get("kind"), ("fixed", "adaptive"))
         _checks.finite("clip norm", self.clip.get("norm"), above=True)
         if self.mechanism == "none" and self.noise_multiplier != 0:
@@ -229,15 +235,28 @@ class RunRecord:
             raise ValueError(f"strategy of mechanism {self.mechanism} lacks {missing}") from None
 
 
+def _is_stage(stage: Mapping[str, Any]) -> bool:
+    names = stage.get("of")
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        return False
+    return stage.get("name") in names
+
+
 def write_mechanism(run_dir: str | os.PathLike[str], record: RunRecord) -> None:
     """Writes `mechanism.json`, whole or not at all."""
     data = {"format": FORMAT, "version": VERSION} | dataclasses.asdict(record)
     _write(pathlib.Path(run_dir) / MECHANISM_FILE, data)
 
 
-def write_stages(run_dir: str | os.PathLike[str], stages: Sequence[str]) -> None:
-    """Writes `stages.json`: the folders, inside `run_dir`, of stages that run one after the other."""
-    data = {"format": STAGES_FORMAT, "version": VERSION, "stages": list(stages)}
+def write_stages(
+    run_dir: str | os.PathLike[str], stages: Sequence[str], *, begun: Sequence[str] = ()
+) -> None:
+    """Writes `stages.json`: the folders, inside `run_dir`, of stages that run one after the other.
+
+    Args:
+      begun: those that are about to release, or have: without their folders nothing is stated any more.
+    """
+    data = {"format": STAGES_FORMAT, "version": VERSION, "stages": list(stages), "begun": list(begun)}
     _write(pathlib.Path(run_dir) / STAGES_FILE, data)
 
 
@@ -248,6 +267,7 @@ def _write(path: pathlib.Path, data: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(aside, path)
+    sync_folder(path.parent)
 
 
 def read_stages(run_dir: str | os.PathLike[str]) -> list[str] | None:
@@ -272,7 +292,9 @@ def read_stages(run_dir: str | os.PathLike[str]) -> list[str] | None:
         )
     begun = [(pathlib.Path(run_dir) / name / MECHANISM_FILE).exists() for name in stages]
     logged = [(pathlib.Path(run_dir) / name / PARTICIPATION_FILE).exists() for name in stages]
-    if any(log and not written for log, written in zip(logged, begun)) or sorted(begun)[::-1] != begun:
+    told = data.get("begun", [])
+    released = [log or name in told for log, name in zip(logged, stages)]
+    if any(out and not written for out, written in zip(released, begun)) or sorted(begun)[::-1] != begun:
         lost = stages[begun.index(False)]
         raise ValueError(
             f"{path}: {lost} has no {MECHANISM_FILE}; what it released would be left out, so nothing is stated"

@@ -186,7 +186,7 @@ def report(
             min_separation=min_separation,
             max_participations=max_participations,
         )
-        excepted = _exceptions(facts, claim) + _other_stages(folder, folders)
+        excepted = _exceptions(facts, claim) + _other_stages(facts, folder, folders)
         runs.append(_Stated(where, facts, log, notes, excepted, folder if claim == "enforced" else None))
     if not runs:
         stages, sign = os.path.join(folders[0], record.STAGES_FILE), evidence.sign_of_release(folders[0])
@@ -308,14 +308,18 @@ def _exceptions(facts: record.RunRecord, claim: str) -> list[str]:
     return found
 
 
-def _other_stages(folder: PathLike, stated: Sequence[PathLike]) -> list[str]:
-    """The stages of a stage's run, begun or not, that a headline over the folders in `stated` leaves out."""
+def _other_stages(facts: record.RunRecord, folder: PathLike, stated: Sequence[PathLike]) -> list[str]:
+    """The stages of a stage's run, begun or not, that a headline over the folders in `stated` leaves out: as its record
+    says, wherever it lies, or the list beside it (of a version whose records did not say it)."""
     inside = pathlib.Path(folder).resolve()
     named = {pathlib.Path(path).resolve() for path in stated}
-    stages = evidence.stages_of(inside.parent) or []
-    if inside.name not in stages or inside.parent in named:
+    if facts.stage is None:
+        own, stages = inside.name, evidence.stages_of(inside.parent) or []
+    else:
+        own, stages = facts.stage["name"], facts.stage["of"]
+    if own not in stages or inside.parent in named:
         return []
-    others = [name for name in stages if inside.with_name(name) not in named]
+    others = [name for name in stages if name != own and inside.with_name(name) not in named]
     return [f"{name} of the same run, over the same devices" for name in others]
 
 

@@ -33,6 +33,9 @@ def _array(name: str, values: Any, dimensions: int = 1) -> np.ndarray:
     return array
 
 
+_SMALLEST = 1e-100  # of what a strategy is divided by: less leaves the range of floats
+
+
 class _ByContent:
     """Arrays compare and hash by content, so that strategies do too."""
 
@@ -61,8 +64,10 @@ class Toeplitz(_ByContent):
 
     def __post_init__(self):
         object.__setattr__(self, "coefficients", _array("coefficients", self.coefficients))
-        if self.coefficients[0] <= 0:
-            raise ValueError(f"coefficients must begin with a positive number, got {self.coefficients[0]}")
+        if not self.coefficients[0] >= _SMALLEST:
+            raise ValueError(
+                f"coefficients must begin with a positive number, at least {_SMALLEST:g}, got {self.coefficients[0]}"
+            )
 
     def column(self, num_rounds: int) -> np.ndarray:
         """Returns the first `num_rounds` coefficients."""
@@ -107,7 +112,7 @@ class Dense(_ByContent):
     def __post_init__(self):
         object.__setattr__(self, "matrix", _array("matrix", self.matrix, 2))
         rows, columns = self.matrix.shape
-        if rows != columns or np.triu(self.matrix, 1).any() or (np.diag(self.matrix) <= 0).any():
+        if rows != columns or np.triu(self.matrix, 1).any() or not (np.diag(self.matrix) >= _SMALLEST).all():
             raise ValueError(
                 "matrix must be square and lower triangular with a positive diagonal, "
                 f"got shape {self.matrix.shape}"

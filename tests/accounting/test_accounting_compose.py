@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 
 import accounting
-from accounting import conversions
+from accounting import conversions, strategies
 
 
 def tree(z=7.0, n=2000, k=6, **more):
@@ -28,6 +28,17 @@ def pure(epsilon=2.0, **more):
     return accounting.PureDP(**{"epsilon": epsilon, "adjacency": "replace-one", "unit": "sentence", **more})
 
 
+def test_what_a_float_does_not_hold_is_not_nothing():
+    assert accounting.rho_from_sensitivity(1.0, 1e200) == 5e-324
+    assert accounting.rho_from_sensitivity(0.0, 1e200) == 0
+    for made in (
+        lambda: strategies.Toeplitz(np.array([1e-320, 1.0])),
+        lambda: strategies.Dense(np.eye(2) * 1e-320),
+    ):
+        with pytest.raises(ValueError, match="positive"):
+            made()
+
+
 def test_noise_multipliers_at_their_limits():
     """AC01."""
     assert accounting.rho(tree(0.0)) == math.inf
@@ -35,7 +46,7 @@ def test_noise_multipliers_at_their_limits():
     assert accounting.rho(tree(math.inf)) == 0
     assert accounting.epsilon(tree(math.inf), delta=1e-10) == 0
     assert accounting.rho(tree(1e-200)) == math.inf
-    assert accounting.rho(tree(1e200)) == 0
+    assert 0 < accounting.rho(tree(1e200)) < 1e-300
     for bad in (math.nan, -1, -1e-9, "7", None, True):
         with pytest.raises(ValueError, match="noise_multiplier must be"):
             tree(bad)

@@ -432,6 +432,18 @@ def test_deployment_scale_is_left_out_where_it_would_take_hours(tmp_path):
     valid(said)
 
 
+def test_ids_that_python_hashes_alike_are_other_devices(tmp_path):
+    write(tmp_path, facts(num_rounds=3), rounds=0)
+    log = accounting.ParticipationLog(tmp_path)
+    log.append(0, [-1, 0, 7])
+    log.append(0, [7, 0, -1])
+    assert log.knows(0)
+    assert not log.knows(1)
+    for others in ([-2, 0, 7], [-1, 2**61 - 1, 7], ["-1", 0, 7]):
+        with pytest.raises(ValueError, match="round 0 was recorded before with other devices"):
+            log.append(0, others)
+
+
 def test_files_that_are_not_a_record_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"mechanism.json: no such file"):
         accounting.report(tmp_path)

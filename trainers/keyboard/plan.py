@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ def make(
     dimension: int | None = None,
     notes: Sequence[str] = (),
     deployment_share: float = 1.0,
+    stage: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Checks `config` against the population and derives limits, noise and record.
 
@@ -58,6 +59,7 @@ def make(
       dimension: parameters of the model; needed for secure aggregation.
       notes: further lines for the statement.
       deployment_share: of the deployment's report goal, what this run stands for there.
+      stage: as in `RunRecord`.
 
     Raises:
       InputError: a setting that cannot be served, with its value and the remedy.
@@ -120,6 +122,7 @@ def make(
         notes=notes,
         deployment={"report_goal": config.deployment_report_goal, "population": config.deployment_population}
         | ({} if deployment_share == 1 else {"share": deployment_share}),
+        stage=stage,
     )
     return Plan(
         min_separation=b,

@@ -132,6 +132,7 @@ def make_runs(
     first_stage: pretrain.Start | None,
     notes: Sequence[str] = (),
     deployment_share: float = 1.0,
+    stage: Mapping[str, Any] | None = None,
 ) -> dict[str, Run]:
     """The run, under "", and the comparison beside it where it is asked for; refuses what cannot be served."""
     folder = pathlib.Path(config.run_dir)
@@ -141,7 +142,7 @@ def make_runs(
             config, mechanism="none", secure_aggregation="none", run_dir=str(folder / NO_NOISE)
         )
     return {
-        name: Run(each, data, folder / name, first_stage, notes, deployment_share)
+        name: Run(each, data, folder / name, first_stage, notes, deployment_share, stage)
         for name, each in configs.items()
     }
 
@@ -394,6 +395,8 @@ def model_of(run: files.PathLike, *, stage_alone: bool = False) -> tuple[pathlib
     around = folder.resolve().parent
     if not stage_alone and (evidence.stages_of(around) or []).count(folder.resolve().name):
         raise InputError(f"{folder} is one stage of the run in {around}; give that folder, which states both")
+    if not stage_alone and evidence.stage_of(folder) is not None:
+        raise InputError(f"{folder} is one stage of a run; give that run's folder, which states all of them")
     stages = evidence.stages_of(folder)
     inside = folder if stages is None else run_dir.require(folder / stages[-1])
     return folder, inside, _saved_config(inside)

@@ -17,9 +17,10 @@ same model without noise and an n-gram, then the privacy statement. Everything g
 
 import dataclasses
 import pathlib
+import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -80,6 +81,7 @@ class Run:
         first_stage: pretrain.Start | None = None,
         notes: Sequence[str] = (),
         deployment_share: float = 1.0,
+        stage: Mapping[str, Any] | None = None,
     ):
         self.config, self.data, self.folder = config, data, folder
         self.sizes = model_sizes(config, data.vocabulary)
@@ -87,6 +89,7 @@ class Run:
         checks.require_memory(config, self.sizes, self.dimension)
         self.initial: model.Params | None = None  # None: initial values of the seed
         self.stated_in = [folder]  # whose statements count this run's rounds
+        self.before_first_round: Callable[[], None] = lambda: None
         self.plan = plan.make(
             config,
             population=data.num_clients,
@@ -98,6 +101,7 @@ class Run:
                 *([plan.HOURS] if config.availability == "diurnal" and data.hours is not None else []),
             ],
             deployment_share=deployment_share,
+            stage=stage,
         )
         self.server = server_optimizer(config)
         self.mesh = _mesh(config.devices)
@@ -147,6 +151,7 @@ class Run:
                 "stay released: account for them, and start a new run with another --run-dir"
             )
         saved = checkpoint.read_facts(self.checkpoints, at)
+        self._require_same_run(saved.get("run"), at)
         now = metrics.plain(self.facts)
         where = f"the run in {self.folder}"
         run_dir.require_same_settings(saved["settings"], self.config, free=FREE, presets=PRESETS, where=where)
@@ -156,10 +161,22 @@ class Run:
         recorded = metrics.plain(dataclasses.asdict(recorded))
         # The notes stay those that the run began with, which another version may word otherwise.
         self.facts["mechanism"]["notes"] = now["mechanism"]["notes"] = recorded["notes"]
+        if recorded["stage"] is None:  # an earlier version did not say it
+            self.facts["mechanism"]["stage"] = now["mechanism"]["stage"] = None
         run_dir.require_same(
             recorded, now["mechanism"], where=self.folder / record.MECHANISM_FILE, what="mechanism"
         )
         return at, checkpoint.load(self.checkpoints, at, self.start())
+
+    def _require_same_run(self, run: str | None, at: int) -> None:
+        """Refuses a checkpoint that is not of the run whose manifest is here, though all its settings are the same."""
+        self.facts["run"] = run
+        written = self.folder / "manifest.json"
+        if written.is_file() and run_dir.read_manifest(self.folder).get("run") != run:
+            raise InputError(
+                f"{self.checkpoints / str(at)} is of another run than {written}: with its noise key the rounds since "
+                "would be released again with other noise; restore the run's own"
+            )
 
     @property
     def bytes_a_round(self) -> tuple[int, int]:
@@ -192,10 +209,11 @@ class Run:
                 record.ParticipationLog(folder).close()  # from now on a run without one has lost it
         first, state = processes.from_first((np.asarray(first, np.int64), state))
         if not resuming:
+            self.facts["run"] = secrets.token_hex(16)  # tells what belongs together
             self.save(0, state)
             if processes.is_first():
                 data = {"shared_lines": self.data.shared, "data": self.data.notes}
-                facts = {"digests": self.facts["digests"], **data}
+                facts = {"digests": self.facts["digests"], "run": self.facts["run"], **data}
                 manifest.write(folder, command=COMMAND, config=self.config, **facts)
         if self.mesh is not None:
             state = state._replace(round=sharding.replicate(state.round, self.mesh))
@@ -268,11 +286,11 @@ class Run:
                 began = time.perf_counter()
                 state, reporters, failed = self.next_cohort(state, t)
                 ids, lost = ([self.data.ids[i] for i in devices] for devices in (reporters, failed))
-                if not log.knows(
-                    t
-                ):  # before the line is there: an earlier stop's statement does not count it
-                    for place in self.stated_in:
-                        statements.withdraw(place)
+                if t == 0:
+                    self.before_first_round()
+                # Before the line is there: an earlier stop's statement does not count it.
+                for place in () if log.knows(t) else self.stated_in:
+                    statements.withdraw(place)
                 log.append(t, ids, failed=lost)
                 state, info = self.advance(state, reporters)
                 label = {} if self.plan.mechanism else {"covered_by_guarantee": False}

@@ -44,9 +44,10 @@ def train(
     search, proper = configs(config)
     note = FIRST.format(small=search.report_goal, large=proper.report_goal)
     share = search.report_goal / proper.report_goal
-    runs = session.make_runs(search, data, first_stage, (note,), share)
+    one, two = ({"name": name, "of": list(STAGES)} for name in STAGES)
+    runs = session.make_runs(search, data, first_stage, (note,), share, stage=one)
     # Refuses, before anything is written or spent, what does not depend on the clip norm to be found.
-    planned = session.make_runs(proper, data, first_stage, (SECOND,))
+    planned = session.make_runs(proper, data, first_stage, (SECOND,), stage=two)
     warning = _costly(search, runs[""], planned[""])
     if warning:
         print(f"jaxpriv keyboard: {warning}", file=sys.stderr)
@@ -67,13 +68,15 @@ def train(
     baseline = session.ngram_scores(data, folder, config.evaluation_examples)
     with stated.when_stopped([folder]):
         runs[""].stated_in.append(folder)
+        runs[""].before_first_round = lambda: record.write_stages(folder, STAGES, begun=STAGES[:1])
         _, searched = session.train_runs(search, runs, baseline)
         norm = clip_norm(folder / STAGES[0])
         proper = dataclasses.replace(proper, clip_norm=norm)
-        again = session.make_runs(proper, data, first_stage, notes=(SECOND,))
+        again = session.make_runs(proper, data, first_stage, notes=(SECOND,), stage=two)
         for run in again.values():
             run.initial = runs[""].initial
         again[""].stated_in.append(folder)
+        again[""].before_first_round = lambda: record.write_stages(folder, STAGES, begun=STAGES)
         result, text = session.train_runs(proper, again, baseline)
 
     statement = stated.write(folder)

@@ -65,6 +65,26 @@ def test_no_statement_outlives_the_line_of_a_round_that_it_does_not_count(tmp_pa
     assert json.loads((folder / "privacy.json").read_text())["observed"]["num_rounds"] == 6
 
 
+def test_the_checkpoints_of_another_run_are_refused_though_all_settings_are_its_own(tmp_path, monkeypatch):
+    """Its noise key is another: the rounds since would be released a second time."""
+    folders = []
+    for name in ("one", "two"):
+        killed_after(monkeypatch, toy.config(tmp_path, name, insecure_noise_seed=None), 3)
+        folders.append(tmp_path / name)
+    own = folders[0] / "checkpoints"
+    own.rename(tmp_path / "kept")
+    shutil.copytree(folders[1] / "checkpoints", own)
+    before = lines(folders[0], "metrics.jsonl")
+    resumed = toy.config(tmp_path, "one", insecure_noise_seed=None, resume=True)
+    with pytest.raises(InputError, match="is of another run than"):
+        session.train(resumed)
+    assert lines(folders[0], "metrics.jsonl") == before
+    shutil.rmtree(own)
+    (tmp_path / "kept").rename(own)
+    session.train(resumed)
+    assert reporting.report(folders[0]).data["observed"]["num_rounds"] == 6
+
+
 def lose_rounds(folder):
     (folder / "participation.jsonl").write_text("".join(lines(folder)[:3]))
 

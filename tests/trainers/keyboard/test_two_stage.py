@@ -1,5 +1,6 @@
 """The two-stage clipping recipe: what it states, where its clip norm comes from, that it can be killed anywhere."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -107,15 +108,19 @@ def test_a_first_stage_that_lost_rounds_is_not_stated(whole, tmp_path, kept, cap
 
 
 @pytest.mark.parametrize(
-    ("gone", "says"),
+    ("begun", "gone", "says"),
     [
-        (("stage2",), "never falls"),
-        (("stage1", "stage2"), "no stage of it has begun, but .*privacy.json shows"),
+        (two_stage.STAGES, ("stage2",), r"stage2 has no mechanism\.json"),
+        (two_stage.STAGES, ("stage1", "stage2"), r"stage1 has no mechanism\.json"),
+        # A list that does not say which have begun, as earlier versions wrote it.
+        ((), ("stage2",), "never falls"),
+        ((), ("stage1", "stage2"), "no stage of it has begun, but .*privacy.json shows"),
     ],
 )
-def test_stages_that_are_gone_are_not_begun_again(whole, tmp_path, gone, says):
+def test_stages_that_are_gone_are_not_begun_again(whole, tmp_path, begun, gone, says):
     made = whole[0]
     folder = shutil.copytree(made.run_dir, tmp_path / "run")
+    record.write_stages(folder, two_stage.STAGES, begun=begun)
     for name in gone:
         shutil.rmtree(folder / name)
     with pytest.raises(ValueError, match=says):
@@ -138,7 +143,6 @@ def test_a_stage_is_not_stated_alone_where_the_list_of_stages_is_lost(whole, tmp
     (folder / "stages.json").unlink()
     for act in (
         lambda: exported.export(folder / "stage2", tmp_path / "m.safetensors"),
-        lambda: accounting.report(folder / "stage2"),
         lambda: accounting.report(folder),
         lambda: session.evaluate_run(settings.EvaluateConfig(run_dir=str(folder))),
     ):
@@ -146,6 +150,8 @@ def test_a_stage_is_not_stated_alone_where_the_list_of_stages_is_lost(whole, tmp
             ValueError, match=r"stages.json is missing, and .*config.json is of a run in stages"
         ):
             act()
+    # The record of a stage says itself that it is one.
+    assert "does not cover stage1 of the same run" in accounting.report(folder / "stage2").sentence
 
 
 def test_a_search_that_lost_its_last_estimate_sets_no_clip_norm(whole, tmp_path):
@@ -376,6 +382,50 @@ def test_a_stage_says_that_it_is_one_and_is_not_exported_alone(whole, tmp_path):
     with pytest.raises(InputError, match="one stage of the run"):
         exported.export(folder / "stage2", tmp_path / "m.safetensors")
     assert exported.load(folder).statement["rho"] == json.loads((folder / "privacy.json").read_text())["rho"]
+
+
+def test_a_stage_says_that_it_is_one_wherever_its_folder_lies(whole, tmp_path):
+    for name, other in (("stage1", "stage2"), ("stage2", "stage1")):
+        lone = shutil.copytree(pathlib.Path(whole[0].run_dir) / name, tmp_path / f"lone{name}")
+        assert accounting.report(lone).sentence.endswith(
+            f"does not cover {other} of the same run, over the same devices."
+        )
+        with pytest.raises(InputError, match="is one stage of a run; give that run's folder"):
+            exported.export(lone, tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("listed", [["stage1"], ["stage2"], ["stage2", "stage1"]])
+def test_a_list_that_leaves_a_stage_out_is_refused(whole, tmp_path, listed):
+    copy = shutil.copytree(whole[0].run_dir, tmp_path / "copy")
+    record.write_stages(copy, listed)
+    for refused in (accounting.report, lambda folder: exported.export(folder, tmp_path / "m.safetensors")):
+        with pytest.raises(ValueError, match="is a stage of the run too: what it released would be left out"):
+            refused(copy)
+
+
+def test_a_stage_that_is_lost_while_it_runs_is_not_begun_again(tmp_path, monkeypatch):
+    """No statement of the whole run is there yet that would tell of it."""
+    made = config(tmp_path)
+    real_append = train.record.ParticipationLog.append
+
+    def append(self, number, *rest, **more):
+        real_append(self, number, *rest, **more)
+        if (self._path.parent.name, number) == ("stage2", 1):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(train.record.ParticipationLog, "append", append)
+    monkeypatch.setattr(
+        session.stated, "when_stopped", lambda folders: contextlib.nullcontext()
+    )  # as SIGKILL does
+    with pytest.raises(KeyboardInterrupt):
+        session.train(made)
+    monkeypatch.undo()
+    folder = tmp_path / "run"
+    assert not (folder / "privacy.json").exists()
+    shutil.rmtree(folder / "stage2")
+    for refused in (lambda: accounting.report(folder), lambda: session.train(config(tmp_path, resume=True))):
+        with pytest.raises(ValueError, match=r"stage2 has no mechanism\.json"):
+            refused()
 
 
 @pytest.mark.parametrize(
