@@ -112,7 +112,9 @@ def _check_numbers(data: Mapping[str, Any], histories: Sequence[Sequence[Any]], 
     delta = data["delta"] - data.get("approximation", 0.0)
     for m in data["mechanisms"]:
         if "noise_multiplier" in m and "squared_sensitivity" in m:
-            least = float(m["squared_sensitivity"]) / (2 * float(m["noise_multiplier"]) ** 2)
+            least = guarantees.rho_from_sensitivity(
+                float(m["squared_sensitivity"]), float(m["noise_multiplier"])
+            )
             if not float(m["rho"]) >= least * (1 - 1e-6):
                 raise ValueError(f"a {m['kind']} says rho {m['rho']}, and its noise gives {least:g}")
             squared = _least_squared(m, data)
@@ -141,9 +143,8 @@ def _least_squared(m: Mapping[str, Any], data: Mapping[str, Any]) -> float:
     inflation = float(m.get("inflation", 1.0))
     if m["kind"] == "DistributedDiscreteGaussian":
         return inflation**2 * m["max_participations"]
-    about: dict[str, Any] = {
-        name: m[name] for name in ("noise_multiplier", "num_rounds", "min_separation", "max_participations")
-    }
+    about: dict[str, Any] = {name: m[name] for name in ("num_rounds", "min_separation", "max_participations")}
+    about |= {"noise_multiplier": 1.0}  # which the sensitivity does not depend on
     about |= {"restarts": tuple(m["restarts"]), "adjacency": data["adjacency"], "unit": data["unit"]}
     if m["structure"] == "binary tree":
         inner = TreeAggregation(**about, completion=m["completion"])
@@ -156,18 +157,19 @@ def _least_squared(m: Mapping[str, Any], data: Mapping[str, Any]) -> float:
 
 def _check_sentence(data: Mapping[str, Any]) -> None:
     """Refuses a sentence of other numbers, or one that is of a simulation where the statement is not."""
-    said = data["sentence"]
+    said, delta = data["sentence"], float(data["delta"])
+    # Earlier versions cut a delta to six digits in the sentence; the number beside it was always whole.
+    deltas = (in_full(delta), f"{delta:g}")
     if data["mechanisms"]:
         right = sentence_of(data)
-        more = f"{right.removesuffix('.')}; the guarantee does not cover "
-        if said != right and not said.startswith(more):
-            raise ValueError(f"its sentence is not that of its numbers, which is: {right}")
-        return
-    numbers = (
-        f"Each {data['unit']} has ({data['epsilon_printed']}, {in_full(data['delta'])})-differential privacy "
-    )
+        for form in (right.replace(f", {deltas[0]})", f", {one})", 1) for one in deltas):
+            if said == form or said.startswith(f"{form.removesuffix('.')}; the guarantee does not cover "):
+                return
+        raise ValueError(f"its sentence is not that of its numbers, which is: {right}")
+    printed = data["epsilon_printed"]
+    numbers = [f"Each {data['unit']} has ({printed}, {one})-differential privacy " for one in deltas]
     simulation = bool(data["simulation"])
-    if said.startswith("Simulation") != simulation or numbers not in said:
+    if said.startswith("Simulation") != simulation or not any(form in said for form in numbers):
         raise ValueError("its sentence is not that of its numbers")
 
 

@@ -1,5 +1,6 @@
 """A statement read back from its file: found beside what it is about, composed again, refused if it says too little."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -128,6 +129,26 @@ SECURE = accounting.statement(
 BITS = accounting.statement(
     [TREE, accounting.QuantileEstimation(count_stddev=2.0, schedule=TREE)], delta=1e-6
 )
+
+
+@pytest.mark.parametrize(
+    "said", [accounting.statement(ONE, delta=2.5453757e-29, approximation=1e-29), FULL_DELTA]
+)
+def test_statements_of_versions_that_cut_delta_are_read(tmp_path, said):
+    cut = said.sentence.replace(f"{said.data['delta']!r}", f"{said.data['delta']:g}")
+    assert cut != said.sentence
+    (tmp_path / "s.json").write_text(json.dumps({**said.data, "sentence": cut}))
+    assert accounting.report(tmp_path / "s.json").data["delta"] == said.data["delta"]
+    (tmp_path / "s.json").write_text(json.dumps({**said.data, "sentence": cut.replace("e-", "e-1")}))
+    with pytest.raises(ValueError, match="its sentence is not that of its numbers"):
+        accounting.report(tmp_path / "s.json")
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e160, 1e-160, float("inf")])
+def test_noise_at_its_limits_is_read_as_it_was_written(tmp_path, noise):
+    said = accounting.statement(dataclasses.replace(TREE, noise_multiplier=noise), delta=1e-6)
+    (tmp_path / "s.json").write_text(said.json())
+    assert accounting.report(tmp_path / "s.json").data == said.data
 
 
 def claiming(said, squared):

@@ -20,26 +20,27 @@ _SKETCH = 1 << 16
 
 
 class Words(NamedTuple):
-    """What a text is told by: 8 bytes a token at most, equal for equal words whichever text they are of.
+    """What a text is told by: 16 bytes a token at most, equal for equal words whichever text they are of.
 
     runs: 64 bits of each different run of `RUN` words (tokens: marks count) within a line, sorted.
     short: 64 bits of each line of fewer words, sorted, equal ones as often as they occur.
+    across: the runs of the whole text, line ends left out, sorted: the same however its lines are cut.
 
     Of a million runs and a million others, two different ones are taken for equal once in 10^7 times.
     """
 
     runs: UInt64[np.ndarray, "runs"]
     short: UInt64[np.ndarray, "lines"]
+    across: UInt64[np.ndarray, "runs"]
 
 
-NOTHING = Words(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+NOTHING = Words(*[np.zeros(0, np.uint64)] * 3)
 
 
 def words_of(*texts: PackedTokens) -> Words:
     """The runs and the short lines of all texts together."""
-    found = [_hashes(text) for text in texts]
-    runs = np.unique(np.concatenate([NOTHING.runs, *(one.runs for one in found)]))
-    return Words(runs, np.sort(np.concatenate([NOTHING.short, *(one.short for one in found)])))
+    runs, short, across = (np.concatenate(parts) for parts in zip(NOTHING, *map(_hashes, texts)))
+    return Words(np.unique(runs), np.sort(short), np.unique(across))
 
 
 def sketch(text: Words) -> UInt64[np.ndarray, "runs"]:
@@ -60,22 +61,24 @@ def _hashes(text: PackedTokens) -> Words:
         product = values[ids] * factors[place]
         return _scrambled(product ^ (product >> np.uint64(29)))
 
-    runs, begin, ends = [], 0, text.starts[1:]
-    while begin < len(text):  # whole lines at once
-        end = max(begin + 1, int(np.searchsorted(ends, text.starts[begin] + _AT_ONCE, "right")))
-        ids = text.ids[text.starts[begin] : ends[end - 1]]
-        left = np.repeat(ends[begin:end] - text.starts[begin], lengths[begin:end]) - np.arange(len(ids))
-        first = np.flatnonzero(left >= RUN)
-        if len(first):
-            hashed = sum((mixed(ids[first + place], place) for place in range(RUN)), np.uint64(0))
-            runs.append(np.unique(hashed))
-        begin = end
+    runs, across = [], []
+    for begin in range(0, len(text.ids), _AT_ONCE):
+        ids = text.ids[begin : begin + _AT_ONCE + RUN - 1]
+        hashed = np.zeros(max(0, len(ids) - RUN + 1), np.uint64)
+        for place in range(RUN):
+            hashed += mixed(ids[place : place + len(hashed)], place)
+        at = begin + np.arange(len(hashed))
+        inside = (
+            text.starts[np.searchsorted(text.starts, at, "right")] - at >= RUN
+        )  # ends before its line does
+        runs.append(np.unique(hashed[inside]))
+        across.append(np.unique(hashed))
     few = np.flatnonzero((lengths > 0) & (lengths < RUN))
     short = np.zeros(len(few), np.uint64)
     for place in range(RUN - 1):
         there = lengths[few] > place
         short[there] += mixed(text.ids[text.starts[:-1][few[there]] + place], place)
-    return Words(np.concatenate([NOTHING.runs, *runs]), short)
+    return Words(np.concatenate([NOTHING.runs, *runs]), short, np.concatenate([NOTHING.across, *across]))
 
 
 def _scrambled(x: np.ndarray) -> np.ndarray:
@@ -102,17 +105,28 @@ def require_public(option: str, source: str, text: Words, clients: Words, remedy
         )
     if shared > _MOST_SHARED * min(len(text.runs), len(clients.runs)):
         raise _refused(said[0], remedy)
-    if len(text.runs) >= len(text.short) or len(clients.runs) >= len(clients.short):
+    cut = len(np.intersect1d(text.across, clients.across, assume_unique=True))
+    if cut > _MOST_SHARED * min(len(text.across), len(clients.across)):
+        raise _refused(
+            f"{cut:,} of {len(text.across):,} different runs of {RUN} words in {option} {source}, across lines, are in "
+            f"the clients' text too, which has {len(clients.across):,}",
+            remedy,
+        )
+    short = [len(each.runs) < len(each.short) for each in (text, clients)]
+    if not any(short):
         return said
     alike = _in_common(text.short, clients.short)
-    if alike > _NEARLY_ALL * max(len(text.short), len(clients.short)):
+    if all(short) and alike > _NEARLY_ALL * max(len(text.short), len(clients.short)):
         raise _refused(
             f"{alike:,} of the {len(text.short):,} lines of fewer than {RUN} words in {option} {source} are the "
             f"clients', who have {len(clients.short):,}",
             remedy,
         )
-    short = f"most lines of {option} {source}, and of the clients, have fewer than {RUN} words"
-    return [*said, f"{short}: whether some are the same people's cannot be told"]
+    whose = " and ".join(name for name, few in zip((f"{option} {source}", "the clients"), short) if few)
+    return [
+        *said,
+        f"most lines of {whose} have fewer than {RUN} words: whether some are the same cannot be told",
+    ]
 
 
 def require_public_model(

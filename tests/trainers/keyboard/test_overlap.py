@@ -46,8 +46,12 @@ def test_shared_runs_are_those_of_a_set_of_texts(monkeypatch):
         np.testing.assert_array_equal(again.runs, found[0].runs)
         np.testing.assert_array_equal(again.short, found[0].short)
     little = overlap.words_of(PackedTokens.from_lists([[], ["hi"], ["thank", "you", "so", "much"]]))
-    assert [len(part) for part in little] == [0, 2]
-    assert [len(part) for part in overlap.words_of()] == [0, 0]
+    assert [len(part) for part in little] == [0, 2, 1]
+    assert [len(part) for part in overlap.words_of()] == [0, 0, 0]
+    flat = PackedTokens.from_lists([[word for line in one for word in line]])
+    np.testing.assert_array_equal(
+        overlap.words_of(PackedTokens.from_lists(one)).across, overlap.words_of(flat).runs
+    )
 
 
 def test_a_sketch_tells_what_its_text_shares(monkeypatch):
@@ -88,7 +92,15 @@ def write(folder, texts) -> str:
 @pytest.mark.parametrize("option", ["public", "pretrain_data"])
 @pytest.mark.parametrize(
     "kind",
-    ["a copy", "the lines alone", "most of them", "among many others", "cut anew", "with a mark behind each"],
+    [
+        "a copy",
+        "the lines alone",
+        "most of them",
+        "among many others",
+        "cut anew",
+        "cut into threes",
+        "with a mark behind each",
+    ],
 )
 def test_the_clients_own_text_is_refused_under_another_name(tmp_path, made, option, kind):
     config, own = made
@@ -96,12 +108,14 @@ def test_the_clients_own_text_is_refused_under_another_name(tmp_path, made, opti
     if kind == "a copy":
         source = str(shutil.copy(config.data, tmp_path / "copy.jsonl"))
     else:
+        all_words = " ".join(own).split()
         texts = {
             "the lines alone": own,
             "most of them": own[:20] + others[:5],
             "among many others": own + others,
             "cut anew": [" ".join(own[i : i + 8]) for i in range(0, len(own), 8)],
             "with a mark behind each": [f"{line} ." for line in own],
+            "cut into threes": [" ".join(all_words[i : i + 3]) for i in range(0, len(all_words), 3)],
         }
         source = write(tmp_path, texts[kind])
     with pytest.raises(InputError, match=f"--{option.replace('_', '-')}.*clients' own data"):
