@@ -78,6 +78,7 @@ class Collector:
             skip_or_stop(self.source, row.where, str(bad), self.fields.skip_bad, self.report)
             return
         self.records += 1
+        self.report.long_records += row.where.startswith("lines ")
         if client in self.index and isinstance(record.get(self.fields.text), list):
             self.report.merged_records += 1
         owner = 0 if client is None else self.index.setdefault(client, len(self.index))

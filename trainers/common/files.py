@@ -15,7 +15,7 @@ from typing import IO, Any
 from trainers.common.errors import InputError
 
 PathLike = str | os.PathLike[str]
-_LOCK = ".lock"
+_LOCK, _OURS = ".lock", b"made by jaxpriv; it may go once nobody holds this file\n"
 
 
 @contextlib.contextmanager
@@ -73,7 +73,8 @@ def scratch_folder(parent: PathLike, name: str) -> Iterator[pathlib.Path]:
     sweep(root, glob.escape(name))
     for left in root.glob(".*.tmp"):
         with contextlib.suppress(OSError):
-            if (left / _LOCK).is_file() and (left / _LOCK).stat().st_mtime < time.time() - 60:
+            ours = (left / _LOCK).read_bytes() == _OURS
+            if ours and (left / _LOCK).stat().st_mtime < time.time() - 60:
                 _sweep_one(left)
     try:
         folder = pathlib.Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".tmp", dir=root))
@@ -82,6 +83,8 @@ def scratch_folder(parent: PathLike, name: str) -> Iterator[pathlib.Path]:
     try:
         with open(folder / _LOCK, "wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(_OURS)
+            file.flush()
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

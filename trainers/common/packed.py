@@ -95,6 +95,7 @@ class ReadReport:
     merged_records: int = 0
     empty_clients: int = 0
     nul_characters: int = 0
+    long_records: int = 0
     skipped_records: int = 0
     skipped_reasons: list[str] = field(default_factory=list)
 
@@ -108,6 +109,7 @@ class ReadReport:
             "merged_records": "records repeated a client id and were merged into that client",
             "empty_clients": "clients have no usable example; they are known and send zero",
             "nul_characters": "NUL characters were removed",
+            "long_records": "records of a table span several lines: where a quote lacks its pair, those of others",
             "skipped_records": "bad records were skipped",
         }
         lines = [f"{getattr(self, name)} {text}" for name, text in said.items() if getattr(self, name)]

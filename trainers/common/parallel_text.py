@@ -61,7 +61,8 @@ class _Texts(NamedTuple):
 class _Source:
     """Where pairs are and how to read them; see `read_pairs`.
 
-    uses: take only records that name one of these in their `split`; None does not look at it.
+    uses: take only records that name one of these in their `split`; None does not look at it. one_by_one: no record
+    may decide about others, not even by a quote without its pair.
     """
 
     path: PathLike
@@ -71,6 +72,7 @@ class _Source:
     split: str | None
     skip_bad: bool | None
     uses: Collection[str] | None
+    one_by_one: bool
 
 
 def read_pairs(source: PathLike, **options) -> tuple[list[Pair], PairReport]:
@@ -110,7 +112,7 @@ def _read(
         return [], report
     pairs: list[tuple[Pair, str]] = []
     for text in _raw_pairs(
-        _Source(path, source_field, target_field, sub_field, split, skip_bad, uses), report
+        _Source(path, source_field, target_field, sub_field, split, skip_bad, uses, may_be_empty), report
     ):
         if sub is not None and text.sub not in sub:
             continue
@@ -244,15 +246,16 @@ def _records(source: _Source, report: PairReport) -> Iterator[_Texts]:
     for row in readers.rows(path, source.split):
         try:
             record = fields_of(row)
-            use = readers.use_of(record)
-            if source.uses is not None and use not in source.uses:
-                report.elsewhere += 1
-                continue
-            if csv and any("\n" in str(cell) for cell in record.values()):
+            cells = record if source.one_by_one else names  # a comment of several lines is nobody's sentence
+            if csv and any("\n" in str(record.get(name, "")).strip() for name in cells):
                 raise InputError(
                     f"{path}, {row.where}: a cell of several lines, which is no sentence: a quote without its pair "
                     "joins all lines up to the next; double it, or give JSON lines"
                 )
+            use = readers.use_of(record)
+            if source.uses is not None and use not in source.uses:
+                report.elsewhere += 1
+                continue
             inner = record.get("translation")
             sides = inner if isinstance(inner, dict) else record
             if first:

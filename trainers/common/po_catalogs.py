@@ -37,7 +37,8 @@ DEFAULT_SETS: dict[str, tuple[str, ...]] = {
 _ACCELERATOR = re.compile(r"_(?=\w)")
 _BEGINS_TEXT = re.compile(r'\s*(#~\s*)?((msgid|msgid_plural|msgctxt|msgstr(\[\d+\])?)\s*)?"')
 _TEXT = re.compile(_BEGINS_TEXT.pattern + r'(?:[^"\\]|\\.)*"\s*')
-# Only LF and CR LF end a line here, but the parser ends one at each of these too: it gets noncharacters in their place.
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+# Inside quotes only LF ends a line, but the parser ends one at each of these too: it gets noncharacters in their place.
 _ENDS = dict(zip("\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", map(chr, range(0xFDD0, 0xFDE0))))
 _HIDDEN = str.maketrans(_ENDS)
 _SHOWN = str.maketrans({hidden: end for end, hidden in _ENDS.items()})
@@ -93,7 +94,8 @@ def _entries(data: bytes, kind: str, where: str) -> list[tuple[str, str]]:
                 file.flush()
                 entries = list(polib.mofile(file.name))
         else:
-            text = data.decode("utf-8-sig").replace("\r\n", "\n").translate(_HIDDEN)
+            text = re.sub("\r+\n", "\n", data.decode("utf-8-sig")).translate(dict.fromkeys(_SHOWN))
+            text = _QUOTED.sub(lambda quoted: quoted[0].translate(_HIDDEN), text)
             _check_quotes(text)
             entries = list(polib.pofile(text if "\n" in text else text + "\n"))
     except (OSError, ValueError, LookupError, AttributeError, struct.error) as error:

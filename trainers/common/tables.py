@@ -20,7 +20,7 @@ from trainers.common.files import PathLike, existing_file
 class Row(NamedTuple):
     """One record, or why there is none.
 
-    where: "line 7" or "row 7", counted from 1.
+    where: "line 7", "lines 7 to 9" or "row 7", counted from 1.
     fields: the record, or None.
     problem: what is wrong with it, empty for a good one.
     """
@@ -272,7 +272,8 @@ def _csv_cells(path: Path) -> Iterator[_Cells]:
                 yield f"line {begin}", [], f"not valid CSV ({error})"
                 continue
             bad = next((problems[n] for n in range(begin, reader.line_num + 1) if n in problems), "")
-            yield f"line {begin}", cells, bad
+            last = reader.line_num
+            yield f"line {begin}" if last == begin else f"lines {begin} to {last}", cells, bad
     finally:
         csv.field_size_limit(limit)
 

@@ -93,11 +93,8 @@ def run_release(config: PrivateConfig) -> tuple[dict[str, Any], str]:
     """Scores every way that the run folder does not hold yet; returns `(result, text)`."""
     delta = _check(config)
     run_dir = pathlib.Path(config.run_dir)
-    if (
-        config.epsilons
-        and (run_dir / "manifest.json").is_file()
-        and session.reading_of(run_dir) < session.READING
-    ):
+    session.read_config(config.run_dir)  # whose folder it is
+    if config.epsilons and session.reading_of(run_dir) < session.READING:
         raise InputError(
             f"{run_dir} was begun by an earlier version, where clients' pairs decided which public ones were read: "
             "give a run begun anew, or --epsilons with nothing behind it"

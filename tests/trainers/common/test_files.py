@@ -120,14 +120,18 @@ def test_scratch_of_killed_processes_is_swept_and_that_of_living_ones_is_not(tmp
         )  # of another name, and as old as it may be
         for folder in (old, young):
             folder.mkdir()
-            (folder / ".lock").touch()
-        os.utime(old / ".lock", (1.0, 1.0))
+            (folder / ".lock").write_bytes(files._OURS)
+        strange = tmp_path / ".strange.tmp"  # somebody else's
+        strange.mkdir()
+        (strange / ".lock").touch()
+        for folder in (old, strange):
+            os.utime(folder / ".lock", (1.0, 1.0))
         with files.scratch_folder(tmp_path, "x") as second:
             assert living.exists()
             assert second.exists()
             assert not dead.exists()
             assert not old.exists()
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".xy.other.tmp", ".y.young.tmp"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".strange.tmp", ".xy.other.tmp", ".y.young.tmp"]
 
 
 def test_a_file_that_cannot_be_written_is_named_not_its_temporary(tmp_path):

@@ -248,8 +248,12 @@ def test_a_text_that_does_not_end_is_named_with_its_line(tmp_path, line):
 def test_only_line_feeds_end_a_line_of_a_catalogue(tmp_path):
     sides = [(f"one{c}two", f"eins{c}zwei") for c in "\r\f\x85\u2028\u2029"]
     text = "".join(f'msgid "{a}"\r\nmsgstr "{b}"\r\n\r\n' for a, b in sides)
-    (tmp_path / "de.po").write_bytes(text.encode())
-    assert po_catalogs.read_catalogue(tmp_path / "de.po") == sides
+    # Between entries a page break, old line ends and their like are white space, as gettext has it.
+    for end in ("\r\n", "\r\r\n", "\n\f\n", "\n\u2028\n"):
+        (tmp_path / "de.po").write_bytes(text.replace("\r\n\r\n", f"\r\n{end}").encode())
+        assert po_catalogs.read_catalogue(tmp_path / "de.po") == sides, end
+    (tmp_path / "de.po").write_bytes(b'msgid "a"\rmsgstr "b"\r\rmsgid "c"\rmsgstr "d\xef\xb7\x90"\r')
+    assert po_catalogs.read_catalogue(tmp_path / "de.po") == [("a", "b"), ("c", "d")]
 
 
 def test_a_catalogue_in_an_encoding_that_is_none_is_refused(tmp_path):

@@ -46,8 +46,26 @@ def test_one_more_pair_never_takes_others_along(tmp_path):
     lines[5], lines[20] = '"open the file,Datei', 'size 5",Fenster 5 Zoll'
     path.write_text("\n".join(lines) + "\n")
     for skip in (False, True):
-        with pytest.raises(InputError, match="line 6: a cell of several lines, which is no sentence"):
+        with pytest.raises(InputError, match="lines 6 to 21: a cell of several lines, which is no sentence"):
             parallel_text.read_pairs(path, skip_bad=skip)
+
+
+def test_a_comment_of_several_lines_is_no_sentence_and_may_be(tmp_path):
+    """Where nothing rests on each pair alone; a line end behind a sentence is none of it."""
+    path = tmp_path / "pairs.csv"
+    path.write_text('en,de,comment\na,b,"two\nlines"\n"c\n",d,x\n')
+    pairs, _ = parallel_text.read_pairs(path)
+    assert [(p.source, p.target) for p in pairs] == [("a", "b"), ("c", "d")]
+    with pytest.raises(InputError, match="lines 2 to 3: a cell of several lines"):
+        parallel_text.read_train(path)
+
+
+def test_records_of_several_lines_are_told(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text('client_id,text\nc0,a\nc1,"hello\nc2,my secret is four"\nc3,b\n')
+    data = readers.read_clients(path)
+    assert data.ids == ["c0", "c1", "c3"]
+    assert any(line.startswith("1 records of a table span several lines") for line in data.report.lines())
 
 
 def test_a_quote_without_its_pair_is_no_record_that_can_be_skipped(tmp_path):
