@@ -140,13 +140,14 @@ def _check_numbers(data: Mapping[str, Any], histories: Sequence[Sequence[Any]], 
 
 def _least_squared(m: Mapping[str, Any], data: Mapping[str, Any]) -> float:
     """The squared sensitivity that a described mechanism has; 0 where the description does not hold its strategy."""
-    inflation = float(m.get("inflation", 1.0))
+    rounded = m["kind"] in ("DistributedDiscreteGaussian", "SecureAggregation")
+    inflation = max(1.0, float(m["inflation"])) if rounded else 1.0  # rounding never makes a bound smaller
     if m["kind"] == "DistributedDiscreteGaussian":
         return inflation**2 * m["max_participations"]
     about: dict[str, Any] = {name: m[name] for name in ("num_rounds", "min_separation", "max_participations")}
     about |= {"noise_multiplier": 1.0}  # which the sensitivity does not depend on
     about |= {"restarts": tuple(m["restarts"]), "adjacency": data["adjacency"], "unit": data["unit"]}
-    if m["structure"] == "binary tree":
+    if "completion" in m or m["kind"] == "TreeAggregation":
         inner = TreeAggregation(**about, completion=m["completion"])
     elif "theta" in m:
         inner = MatrixMechanism(**about, strategy=BLT(theta=np.array(m["theta"]), omega=np.array(m["omega"])))

@@ -2,7 +2,9 @@
 
 import importlib
 import os
+import pathlib
 import sys
+import warnings
 
 AREAS = {
     "keyboard": (
@@ -39,9 +41,16 @@ def resumes(argv: list[str]) -> bool:
     return argv[1:2] != [] and argv[1] in kept.get(argv[0], ())
 
 
+def _as_line(message, category, filename, lineno, line=None, *, otherwise=warnings.formatwarning) -> str:
+    """A warning of ours as one line, without the place in the code that tells its reader nothing."""
+    ours = pathlib.Path(filename).resolve().is_relative_to(pathlib.Path(__file__).resolve().parent)
+    return f"jaxpriv: {message}\n" if ours else otherwise(message, category, filename, lineno, line)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; bad input ends with one line on standard error and status 2."""
     argv = sys.argv[1:] if argv is None else argv
+    warnings.formatwarning = _as_line
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return 0

@@ -170,6 +170,13 @@ def test_a_sensitivity_that_its_rounds_do_not_have_is_refused(tmp_path, said):
         (tmp_path / "s.json").write_text(json.dumps(claiming(said, squared)))
         with pytest.raises(ValueError, match="and its rounds and participations give"):
             accounting.report(tmp_path / "s.json")
+    for more in ({"inflation": 0.01}, {"structure": "lower triangular"}):
+        data = claiming(said, right / 100)
+        (tmp_path / "s.json").write_text(
+            json.dumps({**data, "mechanisms": [{**data["mechanisms"][0], **more}]})
+        )
+        with pytest.raises(ValueError, match="and its rounds and participations give"):
+            accounting.report(tmp_path / "s.json")
     seen = {**claiming(said, right), "observed": {"rho": 2 * said.data["rho"]}}
     (tmp_path / "s.json").write_text(json.dumps(seen))
     with pytest.raises(ValueError, match="what was observed gives"):

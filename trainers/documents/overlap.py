@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from trainers.common.errors import InputError
-from trainers.common.pairs import key
 from trainers.common.wording import counted
 from trainers.documents import sentences
 from trainers.documents.data import Documents
@@ -30,12 +29,13 @@ class Shared(NamedTuple):
 
 
 def digests(texts: Iterable[str], *, splitter: str) -> np.ndarray:
-    """64 bits of each different sentence by letters and digits (`pairs.key`), sorted; short ones are left out."""
+    """64 bits of each different sentence by letters and digits, sorted; short ones are left out."""
     return np.unique(np.concatenate([np.zeros(0, np.uint64), *(_of(text, splitter) for text in texts)]))
 
 
 def _of(text: str, splitter: str) -> np.ndarray:
-    keys = {key(s).encode("utf-8", "surrogatepass") for s in sentences.split(text, splitter=splitter)}
+    said = ("".join(c for c in s.lower() if c.isalnum()) for s in sentences.split(text, splitter=splitter))
+    keys = {s.encode("utf-8", "surrogatepass") for s in said}
     found = b"".join(hashlib.blake2b(k, digest_size=8).digest() for k in keys if len(k) >= LEAST_BYTES)
     return np.frombuffer(found, "<u8").astype(np.uint64)
 

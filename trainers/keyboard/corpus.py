@@ -64,12 +64,11 @@ def load(config: Config) -> Corpus:
     public = None
     remedy = "or --public none with --vocabulary FILE"
     _require_public(config, "--public", config.public, remedy)
+    splits = None if config.data == EMBEDDED else _splits(config.data, config)
     if EMBEDDED in (config.data, config.public):
         embedded = docstrings.load_default(max_examples_per_client=config.max_examples)
-    if config.data == EMBEDDED:
+    if splits is None:
         splits = embedded.clients
-    else:
-        splits = _splits(config.data, config)
     if config.public == EMBEDDED:
         public = embedded.public
     elif config.public != "none":

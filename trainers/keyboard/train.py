@@ -172,10 +172,10 @@ class Run:
         """Refuses a checkpoint that is not of the run whose manifest is here, though all its settings are the same."""
         self.facts["run"] = run
         written = self.folder / "manifest.json"
-        if written.is_file() and run_dir.read_manifest(self.folder).get("run") != run:
+        if (run_dir.read_manifest(self.folder).get("run") if written.is_file() else None) != run:
             raise InputError(
-                f"{self.checkpoints / str(at)} is of another run than {written}: with its noise key the rounds since "
-                "would be released again with other noise; restore the run's own"
+                f"{self.checkpoints / str(at)} is of another run than {written} (or that is lost): with its noise key "
+                "the rounds since might be released again with other noise; restore the run's own"
             )
 
     @property

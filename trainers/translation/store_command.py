@@ -79,6 +79,11 @@ def run_store(config: StoreConfig) -> tuple[dict[str, Any], str]:
     codebook = None if config.codebook is None else datastore.load_codebook(config.codebook, model.digest)
     if settings is not None and not isinstance(codebook, pq.Codebook):
         raise InputError("--epsilon needs a --codebook of cells: public/cells.npz, which `release` writes")
+    if settings is not None and isinstance(codebook, pq.Codebook) and len(codebook.centroids) != 1:
+        raise InputError(
+            f"--epsilon needs a --codebook of cells (public/cells.npz, which `release` writes), and {config.codebook} "
+            f"has codes of {len(codebook.centroids)} parts, which would make a cell of almost every record"
+        )
     facts.facts_of(model, codebook)
     path, subs = corpora.parse_source(config.data)
     options: dict[str, Any] = {"source_field": config.source_field, "target_field": config.target_field}

@@ -4,6 +4,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -103,6 +104,7 @@ def test_going_on_where_nothing_was_written_starts(tmp_path, capsys):
 
 HOLD = """
 import sys
+import warnings
 from trainers.common import run_dir
 with run_dir.held(sys.argv[1]):
     print("held", flush=True)
@@ -180,3 +182,11 @@ def test_a_statement_lies_where_the_accountant_looks(tmp_path):
 
 def test_one_is_no_plural():
     assert [counted(n, "document") for n in (0, 1, 2000)] == ["0 documents", "1 document", "2,000 documents"]
+
+
+def test_a_warning_of_ours_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back
+    assert cli.main([]) == 0
+    ours = str(pathlib.Path(cli.__file__).parent / "common" / "checkpoint.py")
+    assert warnings.formatwarning("it is not used", UserWarning, ours, 7) == "jaxpriv: it is not used\n"
+    assert "elsewhere.py:7: UserWarning: it" in warnings.formatwarning("it", UserWarning, "elsewhere.py", 7)

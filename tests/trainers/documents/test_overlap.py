@@ -102,3 +102,12 @@ def test_what_another_ledger_counts_is_spoken_of(release, private, tmp_path):
     assert f"Counted in {tmp_path / 'ledger.json'}." in err
     assert "share one with --ledger" in err
     assert any("in another one add their epsilons" in note for note in result["guarantee"]["notes"])
+
+
+def test_sentences_that_differ_in_numbers_are_different():
+    """Records of a form have the same words; a copy has the same numbers too."""
+    text = lambda first: " ".join(f"The patient has taken {n} pills of it." for n in range(first, first + 9))
+    known = overlap.digests([text(0)], splitter="sentencex")
+    assert len(known) == 9
+    assert not len(np.intersect1d(known, overlap.digests([text(20)], splitter="sentencex")))
+    assert len(np.intersect1d(known, overlap.digests([text(4).upper()], splitter="sentencex"))) == 5

@@ -71,13 +71,18 @@ def test_the_checkpoints_of_another_run_are_refused_though_all_settings_are_its_
     for name in ("one", "two"):
         killed_after(monkeypatch, toy.config(tmp_path, name, insecure_noise_seed=None), 3)
         folders.append(tmp_path / name)
+    shutil.copy(folders[0] / "manifest.json", tmp_path / "manifest")
     own = folders[0] / "checkpoints"
     own.rename(tmp_path / "kept")
     shutil.copytree(folders[1] / "checkpoints", own)
     before = lines(folders[0], "metrics.jsonl")
     resumed = toy.config(tmp_path, "one", insecure_noise_seed=None, resume=True)
-    with pytest.raises(InputError, match="is of another run than"):
-        session.train(resumed)
+    manifest = folders[0] / "manifest.json"
+    for text in (manifest.read_text(), None):  # there, and lost
+        manifest.unlink() if text is None else manifest.write_text(text)
+        with pytest.raises(InputError, match="is of another run than"):
+            session.train(resumed)
+    shutil.copy(tmp_path / "manifest", manifest)
     assert lines(folders[0], "metrics.jsonl") == before
     shutil.rmtree(own)
     (tmp_path / "kept").rename(own)

@@ -205,6 +205,17 @@ def test_options_of_a_guarantee_without_its_epsilon_are_refused(public, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+def test_codes_of_records_are_no_cells(public, tmp_path, capsys):
+    centroids = np.random.default_rng(0).standard_normal((4, 8, 4))
+    datastore.save_codebook(tmp_path / "codebook.npz", pq.Codebook(jnp.asarray(centroids, jnp.float32)))
+    path = write(tmp_path / "a.jsonl", rows(OTHERS))
+    argv = ["store", "--model", public, "--codebook", tmp_path / "codebook.npz", "--data", path]
+    status, said = run(capsys, *argv, "--out", tmp_path / "out", *PRIVATE)
+    assert status == 2
+    assert "has codes of 4 parts" in said
+    assert run(capsys, *argv, "--out", tmp_path / "out")[0] == 0
+
+
 def test_a_codebook_of_another_model_is_refused(public, tmp_path, capsys):
     other = tmp_path / "codebook.npz"
     codebook = datastore.load_codebook(public / "cells.npz")
