@@ -53,7 +53,9 @@ def place(path: PathLike) -> pathlib.Path | None:
 def is_of_a_run(path: PathLike) -> bool:
     """Whether this is the statement in a run's folder, whose record says more: the run may have gone on since."""
     where = pathlib.Path(path)
-    return where.name == NAME and where.is_file() and place(where.parent) is None
+    files = (record.MECHANISM_FILE, record.PARTICIPATION_FILE, record.STAGES_FILE, "config.json")
+    has_record = any((where.parent / name).exists() for name in files)
+    return where.name == NAME and where.is_file() and has_record and place(where.parent) is None
 
 
 def read(path: PathLike) -> PrivacyStatement:

@@ -57,6 +57,9 @@ def test_a_runs_record_says_more_than_a_statement_in_its_folder(tmp_path):
     assert accounting.report(folder / "privacy.json").data == accounting.report(folder).data
     with pytest.raises(ValueError, match="the run used 2"):
         accounting.report(folder / "privacy.json", noise_multiplier=1e9)
+    # One beside run folders is none of theirs.
+    (tmp_path / "privacy.json").write_text(stated().json())
+    assert accounting.report(tmp_path / "privacy.json").data == stated().data
     (tmp_path / "out.parquet").write_bytes(b"PAR1")
     (tmp_path / "out.parquet.privacy.json").write_text(stated().json())
     with pytest.raises(ValueError, match="reported alone"):

@@ -58,7 +58,8 @@ def keep_compilations() -> None:
 
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:  # not a declared attribute
         place = files.cache_dir("xla")
-        place.chmod(0o700)  # should a program ever hold what is private as a constant
+        with contextlib.suppress(OSError):  # somebody else's, or a file system without permissions
+            place.chmod(0o700)  # should a program ever hold what is private as a constant
         jax.config.update("jax_compilation_cache_dir", str(place))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 

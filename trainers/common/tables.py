@@ -1,5 +1,6 @@
 """Reads records from JSON lines, CSV and parquet, and says which line is bad and why."""
 
+import contextlib
 import csv
 import gzip
 import io
@@ -229,11 +230,20 @@ _Cells = tuple[str, list[str], str]  # where, the cells, what is wrong
 
 
 def _tab_cells(path: Path) -> Iterator[_Cells]:
-    """One line is one record, whatever quotes it holds: no line decides about another."""
+    """One line is one record, whatever quotes it holds: no line decides about another. A line with more cells than the
+    first may have tabs inside quotes, as spreadsheets write them.
+    """
+    columns = 0
     for number, line, problem in lines(path):
         if line is not None and "\0" in line:
             problem = "holds a NUL byte"
-        yield f"line {number}", [_unquoted(cell) for cell in line.split(TAB)] if line else [], problem
+        cells = [_unquoted(cell) for cell in line.split(TAB)] if line else []
+        columns = columns or len(cells)
+        if line and len(cells) > columns and '"' in line:
+            with contextlib.suppress(csv.Error):
+                quoted = next(csv.reader([line], delimiter=TAB, strict=True))
+                cells = quoted if len(quoted) == columns else cells
+        yield f"line {number}", cells, problem
 
 
 def _unquoted(cell: str) -> str:

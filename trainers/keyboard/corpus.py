@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt64
@@ -15,6 +15,7 @@ from trainers.keyboard import overlap
 from trainers.keyboard.config import Config
 
 EMBEDDED = "docstrings"
+_NO_CAP = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,7 +94,7 @@ def load(config: Config) -> Corpus:
             "be on clients never trained on: give each client one split"
         )
     train, test = splits.train, splits.test
-    seen, shared = overlap.words_of(train.tokens, splits.validation.tokens, test.tokens), []
+    seen, shared = _seen(splits, config), []
     if public is not None:
         given = overlap.words_of(public.tokens)
         shared = overlap.require_public("--public", config.public, given, seen, remedy)
@@ -177,14 +178,20 @@ def _require_public(config: Config, option: str, source: str, remedy: str) -> No
         )
 
 
-def _splits(source: str, config: Config) -> readers.Splits:
-    return readers.read_splits(
-        source,
-        text_field=config.text_field,
-        client_field=config.client_field,
-        max_examples_per_client=config.max_examples,
-        skip_bad=config.skip_bad,
-    )
+def _seen(splits: readers.Splits, config: Config) -> overlap.Words:
+    """What the clients' text is told by, with what the run leaves out of it."""
+    parts = (splits.train, splits.validation, splits.test)
+    reports = [part.report for part in parts]
+    if config.data != EMBEDDED and any(r.capped_examples or r.cut_examples for r in reports):
+        whole = _splits(config.data, config, max_examples_per_client=_NO_CAP, max_tokens_per_example=_NO_CAP)
+        parts = (whole.train, whole.validation, whole.test)
+    return overlap.words_of(*(part.tokens for part in parts))
+
+
+def _splits(source: str, config: Config, **caps: int) -> readers.Splits:
+    options: dict[str, Any] = {"text_field": config.text_field, "client_field": config.client_field}
+    options |= {"max_examples_per_client": config.max_examples, "skip_bad": config.skip_bad}
+    return readers.read_splits(source, **(options | caps))
 
 
 def _same_file(a: str, b: str) -> bool:

@@ -13,6 +13,8 @@ def test_a_line_of_tabs_is_a_record_whatever_quotes_it_holds(tmp_path):
     path.write_text("client_id\ttext\n" + "".join(f"c{i}\t{cell}\n" for i, cell in enumerate(cells)))
     read = [row.fields["text"] for row in tables.rows(path) if row.fields]
     assert read == ['5" wide', '"open', "open", 'a "b" c', "", '"', 'x"y"', '"""']
+    path.write_text('client_id\ttext\na\t"one\ttwo"\nb\t"x\ty\nc\t"z"\n')
+    assert [row.fields and row.fields["text"] for row in tables.rows(path)] == ["one\ttwo", None, "z"]
     path.write_bytes(b"client_id\ttext\na\tb\nc\tx\0y\nd\t\xff\ne\tf\n\ng\th\ti\n")
     problems = [(row.where, row.problem) for row in tables.rows(path) if row.problem]
     assert [where for where, _ in problems] == ["line 3", "line 4", "line 7"]

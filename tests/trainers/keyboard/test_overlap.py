@@ -123,6 +123,22 @@ def test_the_clients_own_text_is_refused_under_another_name(tmp_path, made, opti
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("kind", ["examples beyond the cap", "words beyond the cap"])
+def test_what_the_run_leaves_out_is_the_clients_too(tmp_path, made, kind, monkeypatch):
+    config, own = made
+    if kind.startswith("examples"):
+        rest = own[1::2]  # the second of each client
+        config = dataclasses.replace(config, max_examples=1)
+    else:
+        words = [f"w{n}" for n in range(3000)]
+        row = {"client_id": "c0", "text": [" ".join(words)], "split": "train"}
+        with open(config.data, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        rest = [" ".join(words[at : at + 9]) for at in range(2500, 3000, 9)]
+    with pytest.raises(InputError, match=r"--public.*clients' own data"):
+        corpus.load(dataclasses.replace(config, public=write(tmp_path, rest)))
+
+
 def test_a_copy_of_short_lines_is_refused_too_and_like_ones_are_not(tmp_path):
     config = toy.config(tmp_path)
     copy = str(shutil.copy(config.data, tmp_path / "copy.jsonl"))

@@ -397,6 +397,8 @@ def test_a_stage_says_that_it_is_one_wherever_its_folder_lies(whole, tmp_path):
 @pytest.mark.parametrize("listed", [["stage1"], ["stage2"], ["stage2", "stage1"]])
 def test_a_list_that_leaves_a_stage_out_is_refused(whole, tmp_path, listed):
     copy = shutil.copytree(whole[0].run_dir, tmp_path / "copy")
+    shutil.copytree(copy / "stage2", copy / "stage2.bak")  # says the same
+    assert accounting.report(copy).data["rho"] == whole[1][0]["rho"]
     record.write_stages(copy, listed)
     for refused in (accounting.report, lambda folder: exported.export(folder, tmp_path / "m.safetensors")):
         with pytest.raises(ValueError, match="is a stage of the run too: what it released would be left out"):
