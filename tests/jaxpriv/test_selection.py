@@ -211,8 +211,9 @@ def test_a_document_of_no_or_of_one_sentence_is_drawn_uniformly_by_depth(count):
     """Whatever the sentence and epsilon: each of 5 candidates has utility -k / 2 and probability 0.2 (AC33)."""
     rng = np.random.default_rng(count)
     sentences, candidates, directions = (jnp.asarray(rng.normal(size=(n, 3)), jnp.float32) for n in (1, 5, 4))
-    found = depth.depth(sentences, candidates, directions, where=jnp.arange(1) < count)
-    assert found.tolist() == [0] * 5
+    for some in (directions, *directions[:, None]):  # of one alone the sentence may be above the candidate
+        found = depth.depth(sentences, candidates, some, where=jnp.arange(1) < count)
+        assert found.tolist() == [0] * 5
     assert (found - count / 2).tolist() == [-0.5 * count] * 5
     for mechanism in MECHANISMS:
         for scores in (found, found - count / 2):
