@@ -80,10 +80,10 @@ def stages_of(run_dir: PathLike) -> list[str] | None:
         )
     if found is None:
         return None
-    for name, of in _stages_inside(folder):
-        if of is not None and of != found:
+    for place in sorted(folder.glob(f"*/{record.MECHANISM_FILE}")):
+        if (stage_of(place.parent) or {}).get("of", found) != found:
             raise ValueError(
-                f"{folder / record.STAGES_FILE} names {', '.join(found)}, and {folder / name} is a stage of the run "
+                f"{folder / record.STAGES_FILE} names {', '.join(found)}, and {place.parent} is a stage of the run "
                 "too: what it released would be left out; restore the list"
             )
     return found
@@ -93,13 +93,6 @@ def stage_of(run_dir: PathLike) -> Mapping[str, Any] | None:
     """What a run's record says of itself as one of several stages: {"name", "of"}; None where it is none."""
     said = (_json.read_object(pathlib.Path(run_dir, record.MECHANISM_FILE)) or {}).get("stage")
     return said if isinstance(said, Mapping) else None
-
-
-def _stages_inside(folder: pathlib.Path) -> Iterator[tuple[str, list[str] | None]]:
-    """Every folder inside with a record, and of which stages that says to be one."""
-    for place in sorted(folder.glob(f"*/{record.MECHANISM_FILE}")):
-        said = stage_of(place.parent)
-        yield place.parent.name, None if said is None else said.get("of")
 
 
 def checked_record(run_dir: PathLike) -> tuple[record.RunRecord, record.Participation]:

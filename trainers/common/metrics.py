@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from trainers.common import files
+from trainers.common import files, kinds
 from trainers.common.errors import InputError
 
 
@@ -80,11 +80,11 @@ class Writer:
         self.close()
 
 
-def read(path: files.PathLike, kinds: Mapping[str, type] | None = None) -> list[dict[str, Any]]:
+def read(path: files.PathLike, fields: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """All whole records; a torn last line (a killed process) is left out, a bad line elsewhere is refused.
 
     Args:
-      kinds: of fields that every record must have: str, int, float (whole numbers too) or dict (of numbers).
+      fields: the types of fields that every record must have (`kinds.is_a`).
     """
     lines = _text(path).split("\n")
     records = []
@@ -101,21 +101,14 @@ def read(path: files.PathLike, kinds: Mapping[str, type] | None = None) -> list[
             if number == len(lines):  # the beginning of nothing that a Writer writes, but harmless at the end
                 break
             raise InputError(f"{path}, line {number}: no record (an object in braces); the file was damaged")
-        for name, kind in (kinds or {}).items():
-            if not _is_a(record.get(name), kind):
+        for name, kind in (fields or {}).items():
+            if not kinds.is_a(record.get(name), kind):
                 raise InputError(
                     f"{path}, line {number}: no record of such a run ({name} is missing, or of another kind); the file "
                     "was damaged"
                 )
         records.append(record)
     return records
-
-
-def _is_a(value: Any, kind: type) -> bool:
-    if kind is dict:
-        return isinstance(value, dict) and all(_is_a(each, float) for each in value.values())
-    kinds = (int, float) if kind is float else kind
-    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def _text(path: files.PathLike) -> str:

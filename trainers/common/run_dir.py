@@ -6,12 +6,11 @@ import json
 import os
 import pathlib
 import sys
-import types
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from trainers.common import files, manifest
+from trainers.common import files, kinds, manifest
 from trainers.common.errors import InputError
 
 _SHOWN = 5  # differing fields named in a refusal
@@ -250,18 +249,5 @@ def require_types(saved: Mapping[str, Any], kind: type) -> None:
     """
     declared = typing.get_type_hints(kind)
     for name, value in saved.items():
-        if name in declared and not _is_a(value, declared[name]):
+        if name in declared and not kinds.is_a(value, declared[name]):
             raise TypeError(f"{name} is {_short(value)}")
-
-
-def _is_a(value: Any, declared: Any) -> bool:
-    origin, inside = typing.get_origin(declared), typing.get_args(declared)
-    if origin is typing.Literal:
-        return value in inside
-    if origin in (types.UnionType, typing.Union):
-        return any(_is_a(value, each) for each in inside)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_is_a(each, inside[0]) for each in value)
-    if declared is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, declared) and (declared is bool or not isinstance(value, bool))

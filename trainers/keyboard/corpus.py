@@ -179,7 +179,9 @@ def _require_public(config: Config, option: str, source: str, remedy: str) -> No
 
 
 def _seen(splits: readers.Splits, config: Config) -> overlap.Words:
-    """What the clients' text is told by, with what the run leaves out of it."""
+    """What the clients' text is told by, with what the run leaves out of it; nothing where no other text is given."""
+    if config.public == config.pretrain_data == config.initial_model == "none":
+        return overlap.NOTHING
     parts = (splits.train, splits.validation, splits.test)
     reports = [part.report for part in parts]
     if config.data != EMBEDDED and any(r.capped_examples or r.cut_examples for r in reports):

@@ -72,9 +72,8 @@ def unpack(
     """
     rows = np.ascontiguousarray(records).view(record_type(facts)).reshape(len(records))
     sound = (rows["value"] < facts.vocabulary_size) & (rows["value"] > max(PAD, UNK))
-    sound &= (rows["key"] < centroids if facts.dtype == "uint8" else np.abs(rows["key"]) <= _LARGEST_KEY).all(
-        -1
-    )
+    usable = rows["key"] < centroids if facts.dtype == "uint8" else np.abs(rows["key"]) <= _LARGEST_KEY
+    sound &= usable.all(-1)
     if facts.weighted:
         sound &= np.isfinite(rows["weight"]) & (rows["weight"] > 0)
     rows = rows[sound]

@@ -108,7 +108,14 @@ def run_release(config: PrivateConfig) -> tuple[dict[str, Any], str]:
     bench = experiment.Bench(run, read, run_dir)
     made = _digest(bench, config)
     place = run_dir / RESULTS
-    known = {"made": str, "way": str, "bleu": dict, "chrf": dict, "count": int, "bytes_up": int}
+    known = {
+        "made": str,
+        "way": str,
+        "bleu": dict[str, float],
+        "chrf": dict[str, float],
+        "count": int,
+        "bytes_up": int,
+    }
     everywhere = {corpora.GENERAL, *bench.domains}
     # One that lacks a domain is measured anew.
     rows = [

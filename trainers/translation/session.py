@@ -7,6 +7,7 @@ import json
 import pathlib
 import shutil
 import time
+import typing
 from typing import Any
 
 from trainers.common import files, manifest, metrics
@@ -151,7 +152,7 @@ def _write_manifest(run_dir: pathlib.Path, config: Config, digests: dict[str, st
 
 def _records(run_dir: pathlib.Path) -> list[dict[str, Any]]:
     place = run_dir / RESULTS
-    records = metrics.read(place, _KINDS) if place.exists() else []
+    records = metrics.read(place, _FIELDS) if place.exists() else []
     for number, record in enumerate(records, 1):
         if record["method"] not in METHODS:
             raise InputError(
@@ -160,11 +161,12 @@ def _records(run_dir: pathlib.Path) -> list[dict[str, Any]]:
     return records
 
 
-_KINDS: dict[str, type] = {
-    **dict.fromkeys(("setting", "method", "pairs"), str),
-    **dict.fromkeys(("trial", "bytes_up", "bytes_down"), int),
-    **dict.fromkeys(("tokens_per_second", "seconds", "flops"), float),
-    **dict.fromkeys(("bleu", "chrf"), dict),
+_FIELDS = {
+    "setting": str,
+    "method": str,
+    "pairs": str,
+    "trial": int,
+    **typing.get_type_hints(experiment.Outcome),
 }
 """What a record of results has."""
 

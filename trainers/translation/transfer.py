@@ -36,7 +36,7 @@ def run_transfer(config: TransferConfig) -> tuple[dict[str, Any], str]:
     bench.prepare()
     made = files.digest_of(bench.model.digest, corpora.digest(read), repr((run.k, run.key_encryption)))[:20]
     place = bench.run_dir / RESULTS
-    known = {"made": str, "trained_on": str, "bleu": dict}
+    known = {"made": str, "trained_on": str, "bleu": dict[str, float]}
     everywhere = [corpora.GENERAL, *bench.domains]
     # One that lacks a domain is measured anew.
     rows = [
